@@ -13,11 +13,11 @@ from attnc.ir.sparse import Sparse
 from attnc.numerics.arrays import Float
 
 Entries = Mapping[tuple[str, str], float]
-"""A matrix by the names of its rows and columns: (row, column) → entry. All others are zero."""
+"""A matrix by the names of its rows and columns: (row, column) → entry. All other entries are zero."""
 
 
 class AffineBuilder:
-    """Collects links (output channel ← coefficient × input channel) and constants; arrays of tokens broadcast."""
+    """Collects links (output channel ← coefficient × input channel) and constants. Arrays of tokens broadcast."""
 
     def __init__(
         self, tokens_in: int, channels_in: Sequence[str], tokens_out: int, channels_out: Sequence[str]
@@ -67,7 +67,7 @@ def _collect(parts: list[tuple[np.ndarray, np.ndarray]], shape: tuple[int, ...],
 def reading(
     name: str, tokens_in: int, channels_in: Sequence[str], read: Any, outputs: Mapping[str, str], dtype: Any
 ) -> Affine:
-    """Return the map from a state to the tokens `read` of it, with outputs[channel] = the channel of the state."""
+    """Return the map that reads the tokens `read` of a state. outputs[channel] is the channel of the state."""
     builder = AffineBuilder(tokens_in, channels_in, len(read), tuple(outputs))
     for output, channel in outputs.items():
         builder.link(np.arange(len(read)), output, read, channel)
@@ -100,7 +100,7 @@ class Attending:
     def head(self, queries: Entries, keys: Entries, values: Entries, outputs: Entries | None = None) -> Head:
         """Return the head with these entries of W_Q, W_K, W_V and W_O; W_O is 1 if no outputs are given.
 
-        The terms of a score are numbered in the order in which `keys` names them, and the values in that of `values`.
+        The terms of a score are numbered in the order of `keys`, and the values in the order of `values`.
         """
         terms, carried = (tuple(dict.fromkeys(column for _, column in entries)) for entries in (keys, values))
         one = np.eye(len(carried), dtype=self.dtype)

@@ -126,7 +126,7 @@ class Head:
     W_Q, W_K, W_V, W_O : ndarray
         The projections of queries, keys, values and outputs.
     mask : Mask or None
-        Which keys a query sees; None: all.
+        Which keys a query sees. None means all.
 
     Examples
     --------
@@ -174,7 +174,7 @@ class Attention:
     residual : bool
         Whether Z is added.
     cross : bool
-        Whether keys and values are made of the memory.
+        Whether keys and values are made from the memory.
 
     Attributes
     ----------
@@ -216,7 +216,7 @@ class Softmax(_WithoutHeads):
     name : str
         The name of the layer. Names within a program are distinct.
     channels : tuple of str
-        The names of the features, which stay as they are.
+        The names of the features, which do not change.
 
     Examples
     --------

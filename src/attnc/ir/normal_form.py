@@ -1,12 +1,12 @@
-"""The normal form: a program reduced, by data flow, to softmax stages over the variables that move.
+"""The normal form: a program reduced, by data flow, to softmax stages over the variables that depend on the input.
 
-Between stages everything is affine. So every state Z is an affine form of a vector u of variables (the inputs at
-first, then the entries that the last stage wrote), and an attention layer is, head by head, a softmax of
-queries(u)·keys(u)ᵀ applied to values(u). All that does not depend on the input is folded into constants here, once:
-for the constructions these are all of the keys, which leaves scores s_k(u) = a_k·u + c_k and values v_k.
+Between stages everything is affine. So every state Z is an affine form of a vector u of variables: first the inputs,
+then the entries that the last stage wrote. Each head of an attention layer is a softmax of queries(u)·keys(u)ᵀ applied
+to values(u). Everything that does not depend on the input is folded into constants here, once. In the constructions
+all keys are such constants, which leaves scores s_k(u) = a_k·u + c_k and values v_k.
 
 The folding is written once, for any type of numbers (`AffineForm`). Engines and exports fold floats (`FloatForm`).
-Proofs fold enclosures of the reals that the stored weights define, the sizes of all that is summed, and the number of
+Proofs fold enclosures of the reals that the stored weights define, the sizes of all summands, and the number of
 roundings (`attnc.proofs.stages.enclosed_sparse`, `attnc.proofs.rounding.program`).
 """
 
@@ -34,7 +34,7 @@ else:
 
 
 DENSE_BYTES = 2**27
-"""Constants up to this size in bytes are kept dense for evaluation; larger ones are unpacked block by block."""
+"""Constants up to this size in bytes are dense in evaluation. Larger ones are unpacked block by block. Not tuned."""
 
 
 class AffineForm(Protocol):
@@ -50,16 +50,16 @@ class AffineForm(Protocol):
     def identity(
         cls, shape: tuple[int, int], variables: Int[np.ndarray, " entries"], count: int, dtype: np.dtype[Any]
     ) -> Self:
-        """Entry i is variable variables[i] of `count`."""
+        """Return the form whose entry i is variable variables[i] of `count`."""
         ...
 
     @classmethod
     def after_stage(
         cls, writes: Bool[np.ndarray, "rows columns"], residual: Self | None, num_carried: int, dtype: np.dtype[Any]
     ) -> tuple[Self, Int[np.ndarray, " written"]]:
-        """Return the state after an attention layer, and the entries of it that become the first variables.
+        """Return the state after an attention layer, and those of its entries that become the first variables.
 
-        `writes` are the entries that a head may write. Variables that are carried come after those that are written.
+        `writes` are the entries that a head may write. Carried variables come after the written ones.
         """
         ...
 
@@ -76,7 +76,7 @@ class AffineForm(Protocol):
     def variables_used(self) -> Int[np.ndarray, " used"]: ...
 
     def renumbered(self, positions: Int[np.ndarray, " variables"], count: int) -> Self:
-        """Return the same form over a vector of `count` variables in which variable i stands at positions[i]."""
+        """Return the same form over a vector of `count` variables in which variable i is at positions[i]."""
         ...
 
 
@@ -110,7 +110,7 @@ class FloatForm:
     def after_stage(
         cls, writes: np.ndarray, residual: FloatForm | None, num_carried: int, dtype: np.dtype[Any]
     ) -> tuple[FloatForm, np.ndarray]:
-        """An entry that no head writes and whose residual is constant stays the constant that it is."""
+        """See `AffineForm`. An entry that no head writes and whose residual is constant remains a constant."""
         from scipy.sparse import csr_array
 
         constant = csr_array(writes.shape, dtype=dtype)
@@ -124,7 +124,7 @@ class FloatForm:
 
     @cached_property
     def constants(self) -> Any:
-        """The constant part: dense, or sparse where it would be larger than DENSE_BYTES."""
+        """The constant part: dense, or sparse if it would be larger than DENSE_BYTES."""
         size = self.shape[0] * self.shape[1] * self.constant.dtype.itemsize
         return self.constant.toarray() if size <= DENSE_BYTES else self.constant
 
@@ -133,7 +133,7 @@ class FloatForm:
         return whole if whole.ndim == 3 else np.broadcast_to(whole, (len(u), *whole.shape))
 
     def block(self, rows: slice, u: Float[np.ndarray, "batch variables"]) -> Float[np.ndarray, "*batch rows columns"]:
-        """Return some of the rows at every u; a constant form has no batch axis."""
+        """Return some of the rows at every u. A constant form has no batch axis."""
         constant = unpacked(self.constants[rows])
         if self.is_constant:
             return constant
@@ -210,7 +210,7 @@ else:
 
 @dataclass(frozen=True, eq=False)
 class FoldedHead(Generic[F]):
-    """A head between affine forms: softmax(queries·keysᵀ)·values·W_O, over the keys that the mask shows."""
+    """A head between affine forms: softmax(queries·keysᵀ)·values·W_O, over the keys that the mask allows."""
 
     queries: F  # (queries, d_k)
     keys: F  # (keys, d_k)
@@ -225,9 +225,9 @@ class FoldedHead(Generic[F]):
         return np.flatnonzero(self.mask.visible(slice(query, query + 1))[0])
 
     def over_queries(self: FoldedHead[FloatForm]) -> SoftHead[Any]:
-        """Return the head, before W_O, as a function of its query vector: the slopes are the keys, which are constant.
+        """Return the head, before W_O, as a function of its query vector. Its slopes are the keys, which are constant.
 
-        It covers all keys, whatever the mask. Where values move, it has no outputs. Large parts stay sparse.
+        It covers all keys, whatever the mask. If values depend on u, it has no outputs. Large parts stay sparse.
         """
         assert self.keys.is_constant
         num_keys, dtype = self.keys.shape[0], self.W_O.dtype
@@ -235,9 +235,9 @@ class FoldedHead(Generic[F]):
         return SoftHead(self.keys.constants, np.zeros(num_keys, dtype), values)
 
     def soft_head(self: FoldedHead[FloatForm], query: int) -> SoftHead[Any] | None:
-        """Return the head, in float64, as one query meets it: a function of u over the keys that the query sees.
+        """Return the head for one query, in float64, as a function of u over the keys that the query sees.
 
-        The slopes are sparse. There is none if an entry of the query moves that also moves in a key: scores are then
+        The slopes are sparse. Return None if the same entry depends on u in the query and in a key: then scores are
         not affine in u.
         """
         from scipy.sparse import csr_array
@@ -261,9 +261,9 @@ class AttentionStage(Generic[F]):
 
     name: str
     channels: tuple[str, ...]
-    tokens: Int[np.ndarray, " queries"]  # the tokens that the queries are, among all
+    tokens: Int[np.ndarray, " queries"]  # the numbers of the query tokens among all tokens
     heads: tuple[FoldedHead[F], ...]
-    queried: F  # (queries, width_in): the state that the queries are made of
+    queried: F  # (queries, width_in): the state from which the queries are made
     is_residual: bool
     written: Int[np.ndarray, " entries"]  # flat (query, channel) entries that become variables
     carried: Int[np.ndarray, " kept"]
@@ -293,12 +293,12 @@ class AttentionStage(Generic[F]):
 class SoftmaxStage(Generic[F]):
     """The next u: softmax over each row of logits(u), flattened, ++ u[carried].
 
-    It is attention with constant keys: for the query of a row, the scores are the logits, and the values unit vectors.
+    It is attention with constant keys: for the query of a row the scores are the logits, and the values unit vectors.
     """
 
     name: str
     channels: tuple[str, ...]
-    tokens: Int[np.ndarray, " rows"]  # the tokens that the rows are, among all
+    tokens: Int[np.ndarray, " rows"]  # the numbers of the rows among all tokens
     logits: F
     carried: Int[np.ndarray, " kept"]
 
@@ -313,7 +313,7 @@ class SoftmaxStage(Generic[F]):
         return np.arange(self.logits.shape[0] * self.logits.shape[1])
 
     def soft_head(self: SoftmaxStage[FloatForm], row: int) -> SoftHead[Any]:
-        """Return one row, in float64: sparse slopes, and a value per key that is a sparse unit vector."""
+        """Return one row, in float64. Slopes are sparse, and the value of each key is a sparse unit vector."""
         from scipy.sparse import eye_array
 
         one = self.logits.rows(np.array([row])).astype(np.float64)
@@ -338,7 +338,7 @@ def entry_name(stage: Stage[F], entry: int) -> str:
 
 @dataclass(frozen=True, eq=False)
 class NormalForm(Generic[F]):
-    """u₀ = the inputs, flattened and concatenated; each stage makes the next u; the output is affine in the last."""
+    """u₀ is the inputs, flattened and concatenated. Each stage makes the next u. The output is affine in the last u."""
 
     stages: tuple[Stage[F], ...]
     output: F
@@ -346,7 +346,7 @@ class NormalForm(Generic[F]):
 
 
 def normal_form(program: Program, numbers: type[F] = FloatForm) -> NormalForm[F]:  # type: ignore[assignment]
-    """Fold the layers of the memory first, then those of the main stream, in one type of numbers."""
+    """Fold the layers of the memory and then those of the main stream, in one type of numbers."""
     starts = program.starts
     sizes = [tokens * width for tokens, width in starts]
     num_inputs, dtype = sum(sizes), program.dtype
@@ -362,7 +362,7 @@ def normal_form(program: Program, numbers: type[F] = FloatForm) -> NormalForm[F]
 def _fold_stream(
     stream: Stream, state: F, other: F, memory: F | None, stages: list[Stage[F]], dtype: np.dtype[Any]
 ) -> tuple[F, F]:
-    """Fold one stream; `other` is the form that must survive its stages (for the main stream, the memory)."""
+    """Fold one stream. `other` is the form that its stages must carry along (for the main stream, the memory)."""
     state = state.rows(stream.first)
     for number, step in enumerate(stream.steps):
         layer, tokens = step.live_layer, step.tokens

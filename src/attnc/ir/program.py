@@ -1,4 +1,4 @@
-"""A program: a list of layers from inputs to outputs, with an optional second stream that attention may look at."""
+"""A program: a list of layers from inputs to outputs, with an optional second stream that attention may read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from attnc.numerics.arrays import Float
 class Program:
     """Affine maps and softmax attention, applied in order.
 
-    Calling it runs the reference: every layer as written, in plain numpy, nothing folded (see `ir.reference`).
+    Calling it runs the reference: every layer as written, in plain numpy, without folding (see `ir.reference`).
 
     Parameters
     ----------
@@ -29,8 +29,8 @@ class Program:
     output_shape : tuple of int
         The shape of the output of one point.
     memory : tuple of layers, optional
-        The layers that make the memory, which layers with `cross` read, from the second input. Without a second
-        input, the first of these layers is an affine map that takes no tokens.
+        The layers that make the memory from the second input. Layers with `cross` read it. Without a second input,
+        the first of these layers is an affine map that takes no tokens.
 
     Attributes
     ----------
@@ -39,7 +39,7 @@ class Program:
     num_parameters : int
         Stored non-zeros.
     num_anchors : int
-        (head, key) pairs that a query meets, summed over heads and layers.
+        The number of keys per query, summed over heads and layers.
     num_heads, num_attention_layers : int
         Counts over both streams.
 
@@ -81,7 +81,7 @@ class Program:
 
     @property
     def starts(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """(tokens, width) of the first state of the main stream and of the memory, which may start without tokens."""
+        """(tokens, width) of the first states of the main stream and of the memory. The memory may have no tokens."""
         main, *second = map(token_shape, self.input_shapes)
         return main, second[0] if second else (0, 0)
 
@@ -137,7 +137,7 @@ class Program:
 def require_shapes(
     taker: str, shapes: Sequence[tuple[int, ...]], arrays: Sequence[Any], columns: Sequence[str] = ()
 ) -> None:
-    """Raise InputError unless the arrays (or tensors) are batches of inputs of these shapes, and equally long."""
+    """Raise InputError unless the arrays (or tensors) are batches of inputs of these shapes, all of one length."""
     if len(arrays) != len(shapes):
         raise InputError(f"the {taker} takes {len(shapes)} input(s), {len(arrays)} given")
     for array, shape in zip(arrays, shapes, strict=True):

@@ -1,8 +1,8 @@
 """The reference evaluates a program as it is written, in plain numpy, in the program's own dtype.
 
-Nothing is folded: every token is made, every key is projected, for every point. Rows of attention that no later layer
-reads are left out, which changes no bit of the result. Where a mask has few segments, the keys that a query may not see
-are left out as well, which changes no weight.
+Nothing is folded: every token is made and every key is projected, for every point. Rows of attention that no later
+layer reads are left out, which changes no bit of the result. If a mask has few segments, the keys that a query may not
+see are left out too, which changes no weight.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from attnc.ir.summing import key_mix, key_sum
 from attnc.numerics.arrays import Float
 
 FEW_SEGMENTS = 4
-"""The largest number of segments of a mask that is evaluated segment by segment, with the keys that each sees."""
+"""The largest number of segments of a mask that is evaluated segment by segment, each with its own keys. Not tuned."""
 WORKING_BYTES = 2**28
-"""The size, in bytes, that no intermediate array much exceeds: points are taken in chunks, and queries in blocks."""
+"""The approximate limit, in bytes, of an intermediate array. Points are taken in chunks, and queries in blocks."""
 
 Record = Callable[[str, np.ndarray], None]
 
 
 def evaluate(program: Program, inputs: tuple[np.ndarray, ...], record: Record | None = None) -> np.ndarray:
-    """Return the outputs for a batch; `record(name, array)` is called with every activation and attention map."""
+    """Return the outputs for a batch. `record(name, array)` is called with every activation and attention map."""
     states = program.as_tokens(inputs)
     batch, of_program = len(states[0]), streams(program)
     states += [np.zeros((batch, 0, 0), program.dtype)] * (2 - len(states))
@@ -68,7 +68,7 @@ def bytes_per_point(program: Program) -> int:
 def _run_stream(
     stream: Stream, state: np.ndarray, memory: np.ndarray | None, record: Record | None, prefix: str
 ) -> np.ndarray:
-    """Run the layers; a state holds the rows of the live tokens only."""
+    """Run the layers. A state holds only the rows of the live tokens."""
     state = state[:, stream.first]
     for step in stream.steps:
         layer, name = step.live_layer, prefix + step.layer.name
@@ -123,7 +123,7 @@ def _attention(
 
 
 def _views(mask: Mask | None, num_queries: int, *, whole: bool) -> list[tuple[np.ndarray, np.ndarray | slice]]:
-    """Pair the queries of each segment with the keys that they see, where a mask has few; otherwise all with all."""
+    """Pair the queries of each segment with their visible keys if a mask has few segments, otherwise all with all."""
     if mask is not None and not whole and len(np.unique(mask.query_segments)) <= FEW_SEGMENTS:
         return [(queries, np.sort(np.concatenate([mask.shared, own]))) for queries, own in mask.groups()]
     return [(np.arange(num_queries), slice(None))]

@@ -1,19 +1,19 @@
-"""The distance of any evaluation of a program in its dtype from the exact one, at given points.
+"""A bound on the distance of any evaluation of a program in its dtype from the exact one, at given points.
 
-This is a running error analysis: every entry of a state is carried as (value, error, size): its value, a bound on the
-error of an evaluation, and the same sums taken of absolute values. u is the unit roundoff, γ_n = nu/(1−nu). It holds
-for any order of summation and for folding, as between two softmaxes folding only multiplies affine maps in another
-order: n counts the terms of all of them, and γ_n multiplies `size`, which no cancellation makes small.
+This is a running error analysis. Every entry of a state is carried as (value, error, size): its value, a bound on the
+error of an evaluation, and the same sums over absolute values. u is the unit roundoff, γ_n = nu/(1−nu). The bound holds
+for any order of summation. It also holds for folding, since between two softmaxes folding only multiplies affine maps
+in another order: n counts the terms of all of them, and γ_n multiplies `size`, which no cancellation makes small.
 
     affine    error ← |W|·error + γ_n·size,  size ← |W|·size + |B|
     scores    error_s = Σ (error_q·|k| + |q|·error_k + error_q·error_k) + γ_n·Σ size_q·size_k
     softmax   weights are off by a factor e^{±δ_k}, δ_k = error_s + u·(|s_k − top| + 2·max error_s) + 2·ENGINE_ULPS·u
     average   with τ_k = e^{δ_k} − 1, τ̄ = Σ p_k τ_k:
               Σ p_k τ_k |v_k − A|/(1−τ̄) + γ_{2p+3}·Σ p_k(1+τ_k) size_v/(1−τ̄) + Σ p_k(1+τ_k) error_v/(1−τ̄)
-              + p·e^NEGLIGIBLE·2·max size_v, for exponentials that underflow or are taken for zero
-    stage     the entries that a softmax writes are computed afresh: size ← |value| + error
+              + p·e^NEGLIGIBLE·2·max size_v, for exponentials that underflow or are taken as zero
+    stage     for the entries that a softmax writes the count starts again: size ← |value| + error
 
-The analysis itself runs in float64: for a float64 program its own rounding is of second order in the figures here.
+The analysis itself runs in float64. For a float64 program its own rounding is of second order in these figures.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 NEGLIGIBLE = {"float64": -700.0, "float32": -80.0}
-"""Exponents below which engines may take exponentials for zero."""
+"""Exponents below which engines may take exponentials as zero."""
 FOLDED_LAYERS = 8
 """A bound on the number of affine maps and projections between two softmaxes."""
 
@@ -144,7 +144,7 @@ def _softmax(state: _Analysed, u: float, dtype: str) -> _Analysed:
 
 
 def _weights(scores: np.ndarray, error_s: np.ndarray, u: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return the p_k, and the τ_k, which are zero where p_k is."""
+    """Return the p_k, and the τ_k, which are zero where p_k is zero."""
     distance = scores.max(axis=-1, keepdims=True) - scores
     weights = np.exp(-distance)
     p = weights / weights.sum(axis=-1, keepdims=True)

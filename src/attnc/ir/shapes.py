@@ -1,7 +1,7 @@
-"""Facts that follow from shapes and masks alone: the shapes of states, the tokens that are read, the keys met.
+"""Facts that follow from shapes and masks alone: the shapes of states, the tokens that are read, the keys per query.
 
-Everything that goes through a program layer by layer (evaluation, error analysis, folding, counting, text) goes through
-the steps of its two streams.
+Everything that walks through a program layer by layer (evaluation, error analysis, folding, counting, text) walks
+through the steps of its two streams.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ class PlacedLayer:
 
     @property
     def rows(self) -> Int[np.ndarray, " live"]:
-        """The places of `tokens` among those read before, for a layer that keeps the numbers of its tokens."""
+        """The indices of `tokens` within `read`, for a layer that keeps the numbers of its tokens."""
         return np.searchsorted(self.read, self.tokens)
 
     @cached_property
     def live_layer(self) -> Layer:
-        """The layer; an affine map is cut down to the tokens that are read."""
+        """The layer. An affine map is restricted to the tokens that are read."""
         if not isinstance(self.layer, Affine):
             return self.layer
         weight = _chosen(_chosen(self.layer.weight, 0, self.tokens), 2, self.read)
         return replace(self.layer, weight=weight, constant=_chosen(self.layer.constant, 0, self.tokens))
 
     def key_counts(self) -> list[int]:
-        """Return, for every head, the largest number of keys that a query which is read meets."""
+        """Return, for every head, the largest number of keys that a live query sees."""
         masks = (head.mask for head in self.layer.heads)
         return [self.num_keys if m is None else int(m.num_visible()[self.tokens].max(initial=0)) for m in masks]
 
 
 @dataclass(frozen=True, eq=False)
 class Stream:
-    """The steps of the memory or of the main stream; `first` are the tokens of the first state that are read."""
+    """The steps of the memory or of the main stream. `first` are the tokens of the first state that are read."""
 
     start: tuple[int, int]
     first: Int[np.ndarray, " live"]
@@ -84,12 +84,12 @@ def streams(program: Program) -> tuple[Stream, Stream]:
 
 
 def key_counts(program: Program) -> list[int]:
-    """Return, for every head of every attention layer, the largest number of keys that a query which is read meets."""
+    """Return, for every head of every attention layer, the largest number of keys that a live query sees."""
     return [count for stream in streams(program) for step in stream.steps for count in step.key_counts()]
 
 
 def _tokens_read(layer: Layer, num_tokens: int, after: Int[np.ndarray, " live"]) -> Int[np.ndarray, " live"]:
-    """Return the tokens before a layer that are read, if these are read after it."""
+    """Return the tokens before a layer that are read, if the tokens `after` are read after it."""
     if isinstance(layer, Affine):
         index = layer.weight.index
         is_read = np.zeros(layer.weight.shape[0], bool)

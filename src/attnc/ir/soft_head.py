@@ -1,7 +1,7 @@
 """A soft head: scores that are affine in the input, and values that are constant or affine in it.
 
-Every attention head with constant keys is one of these once the affine maps around it are folded. Constructions choose
-its numbers, provers enclose them, engines evaluate them and plots draw them.
+Every attention head with constant keys becomes a soft head when the affine maps around it are folded. Constructions
+choose its numbers, provers enclose them, engines evaluate them and plots draw them.
 
 Keys that form a tensor grid are recognised here and nowhere else (`SoftHead.as_grid`): their softmax is a product of
 one softmax per axis, up to the part of the offsets that is not a sum over axes (`AdditiveOffsets`).
@@ -37,9 +37,9 @@ class Enclosed:
 
 
 N = TypeVar("N", np.ndarray, Enclosed)
-"""The numbers of a head: floats as they are, or enclosures of the numbers that the stored weights define.
+"""The numbers of a head: floats, or enclosures of the numbers that the stored weights define.
 
-Slopes and values of floats may also be matrices of scipy.sparse: a softmax over 10⁴ features has 10⁴ × 10⁴ slopes.
+With floats, slopes and values may also be matrices of scipy.sparse: a softmax over 10⁴ features has 10⁴ × 10⁴ slopes.
 """
 
 
@@ -78,19 +78,19 @@ class SoftHead(Generic[N]):
 
     @property
     def active(self) -> Int[np.ndarray, " active"]:
-        """The inputs along which keys differ or are carried; on all others the scores are equal and cancel."""
+        """The inputs along which slopes differ or that keys carry. All scores depend on the others equally."""
         differ = np.ptp(unpacked(_mid(self.slopes)), axis=0) > 0
         if self.carried is not None:
             differ |= (_mid(self.carried) != 0).any(axis=(0, 1))
         return np.flatnonzero(differ)
 
     def restricted(self, inputs: Int[np.ndarray, " chosen"]) -> SoftHead[N]:
-        """Return the head as a function of some of the inputs; the others are 0."""
+        """Return the head as a function of some of the inputs. The others are 0."""
         carried = None if self.carried is None else self.carried[:, :, inputs]
         return SoftHead(self.slopes[:, inputs], self.offsets, self.values, carried)
 
     def chosen(self, keys: Any) -> SoftHead[N]:
-        """Return the head that has some of the keys alone: an index array, a slice or a mask."""
+        """Return the head with only some of the keys: an index array, a slice or a mask."""
         return self._mapped(lambda part: part[keys])
 
     def _mapped(self, function: Callable[[Any], Any]) -> SoftHead[Any]:
@@ -115,7 +115,7 @@ class SoftHead(Generic[N]):
         return np.asarray(x @ self.slopes.T + self.offsets)
 
     def weights(self: SoftHead[np.ndarray], x: Float[np.ndarray, "points d"]) -> Float[np.ndarray, "points keys"]:
-        """Return the softmax of the scores; the largest score is subtracted first, so that no exponential overflows."""
+        """Return the softmax of the scores. The largest score is subtracted first, so that no exponential overflows."""
         return softmax(self.scores(x))
 
     def __call__(self: SoftHead[np.ndarray], x: Float[np.ndarray, "points d"]) -> Float[np.ndarray, "points outputs"]:
@@ -148,7 +148,7 @@ class SoftHead(Generic[N]):
         slope: Float[np.ndarray, "outputs d"] | float = 0.0,
         constant: Float[np.ndarray, " outputs"] | float = 0.0,
     ) -> SoftHead[np.ndarray]:
-        """Return the head of x ↦ factor·A(x) + slope·x + constant: weights sum to 1, so the affine part is free."""
+        """Return the head of x ↦ factor·A(x) + slope·x + constant. Weights sum to 1, so values take the affine part."""
         values, carried = factor * self.values + constant, self.carried
         if carried is None and not np.any(slope):
             return SoftHead(self.slopes, self.offsets, values)
@@ -159,10 +159,10 @@ class SoftHead(Generic[N]):
     # --- grids --------------------------------------------------------------------------------------------------------
 
     def as_grid(self, groups: Sequence[Int[np.ndarray, " inputs"]] | None = None) -> KeyGrid | None:
-        """Return the tensor grid that the keys form, with one axis for each group of inputs; None where they form none.
+        """Return the tensor grid that the keys form, with one axis for each group of inputs, or None if they form none.
 
-        Without `groups` every input is an axis of its own. Slopes must be those of a grid to the last bit: an error
-        in a slope grows with the input, and no bound would hold it. Radii of an enclosure play no part.
+        Without `groups` every input is an axis of its own. Slopes must be those of a grid to the last bit: the effect
+        of an error in a slope grows with the input without bound. Radii of an enclosure are ignored.
         """
         slopes, offsets = unpacked(_mid(self.slopes)), _mid(self.offsets)
         groups = [np.array([i]) for i in range(slopes.shape[1])] if groups is None else groups
@@ -185,7 +185,7 @@ class SoftHead(Generic[N]):
             return None
         shape = tuple(map(len, rows))
         keys, order = np.full(math.prod(shape), -1), np.argsort(offsets, kind="stable")
-        keys[places[order]] = order  # the last one is the one with the largest offset
+        keys[places[order]] = order  # the last assignment has the largest offset
         if (keys < 0).any():
             return None
         return KeyGrid(tuple(groups), tuple(rows), keys.reshape(shape), places, offsets[keys].reshape(shape))
@@ -199,13 +199,13 @@ def _mid(numbers: np.ndarray | Enclosed) -> np.ndarray:
 class KeyGrid:
     """Keys on a tensor grid: the key at place (m_1, …, m_n) has the slopes rows[i][m_i] on the inputs groups[i].
 
-    Several keys may have the same slopes. The one with the largest offset then stands in the grid.
+    Several keys may have the same slopes. Then the key with the largest offset is in the grid.
     """
 
     groups: tuple[Int[np.ndarray, " inputs"], ...]
     rows: tuple[Float[np.ndarray, "rows inputs"], ...]  # in lexicographic order: ascending where a group has one input
     keys: Int[np.ndarray, "*rows"]
-    places: Int[np.ndarray, " keys"]  # of every key, counted in the order of the flat grid
+    places: Int[np.ndarray, " keys"]  # the place of every key in the flat grid
     offsets: Float[np.ndarray, "*rows"]
 
     @property
@@ -218,7 +218,7 @@ class KeyGrid:
         return len(self.places) > self.keys.size
 
     def offsets_through_least(self) -> AdditiveOffsets:
-        """Write offsets as sums of lines through the smallest |c_k|: where all have one sign, no line exceeds them."""
+        """Return offsets as sums of lines through the smallest |c_k|. If all have one sign, no line exceeds them."""
         least = tuple(int(i) for i in np.unravel_index(np.abs(self.offsets).argmin(), self.shape))
         through: list[Any] = [(*least[:i], slice(None), *least[i + 1 :]) for i in range(len(least))]
         constant = float(self.offsets[least])
@@ -227,7 +227,7 @@ class KeyGrid:
 
 @dataclass(frozen=True, eq=False)
 class AdditiveOffsets:
-    """c_k = constant + Σ_i lines[i][m_i] + misfit_k; a computed misfit is within `misfit_error` of the exact one."""
+    """c_k = constant + Σ_i lines[i][m_i] + misfit_k. A computed misfit is within `misfit_error` of the exact one."""
 
     constant: float
     lines: tuple[Float[np.ndarray, " rows"], ...]

@@ -44,7 +44,7 @@ def check(program: Program) -> Program:
 
 
 def _check_stream(layers: Sequence[Layer], shape: Shape, memory: Shape | None, dtype: np.dtype[np.floating]) -> Shape:
-    checked: dict[tuple[object, ...], Shape] = {}  # steps of a loop share their arrays: once is enough
+    checked: dict[tuple[object, ...], Shape] = {}  # steps of a loop share their arrays, so one check is enough
     for layer in layers:
         parts = (layer.weight, layer.constant) if isinstance(layer, Affine) else (layer.heads,)
         key = (type(layer), *map(id, parts), shape, layer.residual, layer.cross, len(layer.channels))

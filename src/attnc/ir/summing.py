@@ -1,9 +1,8 @@
 """Sums over keys in float32: in blocks of 8, blocks of such blocks, and so on.
 
 Each addition that a term passes through may round it once. In a block of 8, summed in any order, a term passes through
-at most 7, and then 8 times fewer terms are left. So a bound on rounding counts `depth(n)` additions instead of n − 1:
-18 for 289 keys. The computed sums are better by the same factor. In float64, where the rounding of sums does not
-matter, products are left to the BLAS.
+at most 7 additions, and then 8 times fewer terms are left. So a bound on rounding counts `depth(n)` additions instead
+of n − 1: 18 for 289 keys. In float64 the rounding of sums hardly matters, and the BLAS computes the products.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from attnc.numerics.arrays import Float
 BLOCK = 8
 """The number of terms that are added in any order."""
 MOST_KEYS = 4096
-"""The largest number of keys that is summed in blocks; with more, engines may add up chunks in any order."""
+"""The largest number of keys that is summed in blocks. With more, engines may add up chunks in any order."""
 
 
 def depth(num_keys: int, dtype: str) -> int:

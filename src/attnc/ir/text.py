@@ -11,13 +11,13 @@ from attnc.ir.program import Program, token_shape
 from attnc.ir.shapes import PlacedLayer, streams
 
 CHANNELS_SHOWN = 8
-"""Maximum number of channel names on a line: eight short names fit the width of a terminal."""
+"""Maximum number of channel names on a line. Eight short names fit the width of a terminal."""
 HEADS_SHOWN = 4
-"""Maximum number of heads whose sizes are written out, as in 5+5+17; for more a range is shorter."""
+"""Maximum number of heads whose sizes are written out, as in 5+5+17. For more heads a range is shorter."""
 LAYERS_SHOWN = 40
 """Maximum number of lines per stream: about one screen."""
 NAME_WIDTH = 24
-"""Maximum number of characters of a name: the other columns then fit beside it in a terminal."""
+"""Maximum number of characters of a name, so that the other columns fit beside it in a terminal."""
 
 Row = dict[str, Any]
 Cells = tuple[str, ...]

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Term:
-    """One source of error: how much, and why.
+    """One source of error: its size and its cause.
 
     Attributes
     ----------
     name : str
         The kind of error.
     value : float
-        Its size at most.
+        An upper bound on its size.
     reason : str
         Its cause, in a few words.
 
@@ -33,7 +33,7 @@ class Term:
 
 @dataclass(frozen=True)
 class Bound:
-    """The norm of f − program over the domain (the largest error, unless another is named) is ≤ value = Σ terms.
+    """A bound on the norm of f − program over the domain: the sum of its terms. The default norm is the largest error.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""Ranges over intervals: the tools for elementary functions, and the three functions that arithmetic itself needs.
+"""Ranges over intervals: tools for elementary functions, and the three functions that arithmetic itself needs.
 
 A monotone function takes its extremes at the endpoints. Other functions are cut where their derivative vanishes.
 Computed values are widened by the error that `rounding.LIBM_ASSUMPTION` allows, and clamped to known bounds of the
@@ -24,7 +24,7 @@ E = Interval(np.array(np.e), np.nextafter(np.e, 3.0))
 
 @quiet
 def increasing(f: Callable[[Array], Array], x: Interval, zero: float | None = None, ulps: int = LIBM_ULPS) -> Interval:
-    """[f(lo), f(hi)]; `zero` is the exact f(0), if it is a float."""
+    """Return [f(lo), f(hi)]. `zero` is the exact f(0), if it is a float."""
     lo, hi = down(f(x.lo), ulps), up(f(x.hi), ulps)
     if zero is not None:
         lo = np.where(x.lo >= 0, np.maximum(lo, zero), lo)
@@ -35,7 +35,7 @@ def increasing(f: Callable[[Array], Array], x: Interval, zero: float | None = No
 def piecewise_monotone(
     at: Callable[[Array], Interval], x: Interval, turns: Sequence[tuple[float, float, float]]
 ) -> Interval:
-    """The range of a function that is monotone between its turning points.
+    """Return the range of a function that is monotone between its turning points.
 
     `at(t)` encloses the function at floats (the limits at ±∞ included). A turn is (position, least, greatest) of a
     turning point: its position is known to `TURN_SLACK`, and [least, greatest] encloses its value.
@@ -51,7 +51,7 @@ def piecewise_monotone(
 
 @quiet
 def sqrt(x: Interval) -> Interval:
-    """√t, correctly rounded by IEEE 754; a short root whose square is t is exact."""
+    """Return the range of √t. IEEE 754 rounds it correctly, and a short root whose square is t is exact."""
     low, high = np.sqrt(np.maximum(x.lo, 0.0)), np.sqrt(np.maximum(x.hi, 0.0))
     lo = np.where(is_short(low) & (low * low == x.lo), low, np.maximum(down(low), 0.0))
     hi = np.where(is_short(high) & (high * high == x.hi), high, up(high))
@@ -60,14 +60,14 @@ def sqrt(x: Interval) -> Interval:
 
 @quiet
 def exp(x: Interval) -> Interval:
-    """eᵗ ≥ 0, and e⁰ = 1."""
+    """Return the range of eᵗ, with eᵗ ≥ 0 and e⁰ = 1."""
     y = increasing(np.exp, x, 1.0)
     return Interval(np.maximum(y.lo, 0.0), y.hi)
 
 
 @quiet
 def log(x: Interval) -> Interval:
-    """log t, −∞ at the end t = 0."""
+    """Return the range of log t, which is −∞ at the end t = 0."""
     low, high = np.log(np.maximum(x.lo, 0.0)), np.log(np.maximum(x.hi, 0.0))
     lo = np.where(x.lo == 1, 0.0, down(low, LIBM_ULPS))
     hi = np.where(x.hi == 1, 0.0, up(high, LIBM_ULPS))

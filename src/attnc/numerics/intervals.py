@@ -1,8 +1,8 @@
 """Intervals of reals with float64 endpoints, rounded outward, many at a time.
 
-An Interval holds two arrays of one shape; entry i is the set {t real : lo[i] ≤ t ≤ hi[i]}. Endpoints may be −∞ and +∞
-(they bound, they are not members), never NaN. The result of an operation contains every value of the operation on
-members; endpoints that are exact in floating point are not widened.
+An Interval holds two arrays of one shape. Entry i is the set {t real : lo[i] ≤ t ≤ hi[i]}. Endpoints may be −∞ and +∞,
+which are bounds and not members, and never NaN. The result of an operation contains every value of the operation on
+members. Endpoints that are exact in floating point are not widened.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class Interval:
 
     @classmethod
     def point(cls, x: npt.ArrayLike) -> Interval:
-        """The sets {x}."""
+        """Return the sets {x}."""
         x = np.asarray(x, dtype=np.float64)
         return cls(x, x)
 
     @classmethod
     def joined(cls, *parts: Interval) -> Interval:
-        """The entries of all parts, one part after the other along the first axis."""
+        """Return the entries of all parts, one part after the other along the first axis."""
         return cls(*(np.concatenate(ends) for ends in ([part.lo for part in parts], [part.hi for part in parts])))
 
     @property
@@ -89,7 +89,7 @@ class Interval:
 
     @property
     def mid(self) -> Array:
-        """A float inside, near the middle; it is finite for unbounded intervals too."""
+        """A float inside, near the middle. It is finite for unbounded intervals too."""
         finfo = np.finfo(np.float64)
         lo, hi = np.maximum(self.lo, finfo.min), np.minimum(self.hi, finfo.max)
         return np.clip(lo * 0.5 + hi * 0.5, lo, hi)
@@ -109,11 +109,11 @@ class Interval:
     # Sets
 
     def hull(self, other: Interval) -> Interval:
-        """The smallest interval around both."""
+        """Return the smallest interval around both."""
         return Interval(np.minimum(self.lo, other.lo), np.maximum(self.hi, other.hi))
 
     def intersect(self, other: Interval) -> Interval:
-        """The common part; an InputError if there is none."""
+        """Return the common part, or raise InputError if there is none."""
         return Interval(np.maximum(self.lo, other.lo), np.minimum(self.hi, other.hi))
 
     def min(self, other: Interval) -> Interval:
@@ -144,7 +144,7 @@ class Interval:
 
     @_quiet
     def __mul__(self, other: Interval | npt.ArrayLike) -> Interval:
-        """The hull of the four products of ends, with 0·∞ = 0."""
+        """Return the hull of the four products of ends, with 0·∞ = 0."""
         other = _interval(other)
         corners = [(x * y) for x in (self.lo, self.hi) for y in (other.lo, other.hi)]
         if _is_power_of_two(self) or _is_power_of_two(other):
@@ -155,7 +155,7 @@ class Interval:
 
     @_quiet
     def __truediv__(self, other: Interval | npt.ArrayLike) -> Interval:
-        """[−∞, ∞] where 0 is inside the divisor; one-sided where 0 is one end of it."""
+        """Return the quotients: [−∞, ∞] where 0 is inside the divisor, and one-sided where 0 is one end of it."""
         other = _interval(other)
         # The signs of the zeros send t/0 to the infinity that t/s approaches as s → 0 inside the divisor.
         divisors = (other.lo + 0.0, -(0.0 - other.hi))
@@ -189,12 +189,12 @@ class Interval:
         return Interval(square_down(self.mig), square_up(self.mag))
 
     def entire_where(self, mask: Mask) -> Interval:
-        """[−∞, ∞] where the mask holds, and unchanged elsewhere."""
+        """Return [−∞, ∞] where the mask holds, and the same intervals elsewhere."""
         return Interval(np.where(mask, -np.inf, self.lo), np.where(mask, np.inf, self.hi))
 
 
 def halved(boxes: Interval, axis: int | Int[np.ndarray, " boxes"]) -> Interval:
-    """Both halves of every box (n, d), along one axis or each along its own; all lower halves come first."""
+    """Return both halves of every box (n, d), along one axis or each along its own. All lower halves come first."""
     rows = np.arange(len(boxes))
     below, above = boxes.hi.copy(), boxes.lo.copy()
     below[rows, axis] = above[rows, axis] = boxes.mid[rows, axis]
@@ -217,9 +217,9 @@ def _is_normal(x: Array) -> Mask:
 
 
 def _hull(corners: list[Array], exact: list[Mask], x: Interval, y: Interval) -> Interval:
-    """The hull of the rounded corners of x·y or x/y, each moved outward where it is not exact.
+    """Return the hull of the rounded corners of x·y or x/y, each moved outward where it is not exact.
 
-    A NaN, from 0·∞, 0/0 or ∞/∞, is ignored: unless all four are NaN, the other corners span its value.
+    A NaN, from 0·∞, 0/0 or ∞/∞, is ignored. Unless all four are NaN, the other corners span its value.
     """
     everywhere, nowhere = all(mask.all() for mask in exact), not any(mask.any() for mask in exact)
     if everywhere or nowhere:

@@ -20,7 +20,7 @@ TINY = 2.0**-900  # covers 2¹⁶ underflows of 2⁻¹⁰⁷⁵ or less, and is 
 
 
 def above(x: Array) -> Array:
-    """An upper bound of the exact value of x, a sum of products and quotients of two non-negative floats."""
+    """Return an upper bound on the exact value of x, a sum of products and quotients of two non-negative floats."""
     return np.asarray(x * GROW + TINY)
 
 
@@ -38,13 +38,13 @@ class Ball:
 
     @classmethod
     def around(cls, x: Interval) -> Ball:
-        """A ball that contains the interval."""
+        """Return a ball that contains the interval."""
         mid = x.mid
         return cls(mid, up(np.maximum(x.hi - mid, mid - x.lo)))
 
     @property
     def interval(self) -> Interval:
-        """An interval that contains the ball; all reals where the radius is not finite."""
+        """An interval that contains the ball. It is all reals where the radius is not finite."""
         exact = self.radius == 0
         lo = np.where(exact, self.mid, down(self.mid - self.radius))
         hi = np.where(exact, self.mid, up(self.mid + self.radius))
@@ -53,7 +53,7 @@ class Ball:
 
     @property
     def mag(self) -> Array:
-        """An upper bound of |t|."""
+        """An upper bound on |t|."""
         return above(np.abs(self.mid) + self.radius)
 
     def __add__(self, other: Ball) -> Ball:
@@ -61,5 +61,5 @@ class Ball:
         return Ball(mid, above(self.radius + other.radius + U * np.abs(mid)))
 
     def inverse(self) -> Ball:
-        """1/t, with an infinite radius where the ball contains 0."""
+        """Return 1/t, with an infinite radius where the ball contains 0."""
         return Ball.around(1.0 / self.interval)

@@ -4,11 +4,12 @@ With E = Σ_i τ_i ∂/∂τ_i, which multiplies a term of degree k by k, f = g(
 that is a recurrence for the coefficients of f, and all of f costs as much as a product or two. The polynomial found, of
 degree m, satisfies the equation up to a residual D, the terms of degree n > m. Along the ray s ↦ sτ the error is an
 integral of D(sτ)/s, and |D_n(sτ)| ≤ s^n·Σ_{a+b=n} T_a T_b with the coefficients that f has after all cancellation.
-(Bounds of the (m + 1)-st derivatives over the box ignore cancellation: on boxes of a sixteenth of the domain they were
+(Bounds on the (m + 1)-st derivatives over the box ignore cancellation. On boxes of a sixteenth of the domain they were
 15 to 10⁴ times as large.)
 
-The arguments are polynomials, of remainder 0, except in `quotient`; `at_polynomial` makes them so. A `JetRule` takes
-the jets of the arguments, their ranges over the boxes, and the order. Rules of functions are in `attnc.functions`.
+The arguments are polynomials, with remainder 0, except in `quotient`: `at_polynomial` reduces other arguments to them.
+A `JetRule` takes the jets of the arguments, their ranges over the boxes, and the order. Rules of functions are in
+`attnc.functions`.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from attnc.numerics.rounding import Array
 
 JetRule = Callable[[Sequence[Jet], Sequence[Interval], int], Jet]
 Coefficients = tuple[Array, Array]
-"""Coefficients of one degree (row by row), and a bound of the error of each of them."""
+"""Coefficients of one degree (row by row), and a bound on the error of each of them."""
 
 
 def number(value: float | Interval) -> Jet:
-    """The constant function of this value."""
+    """Return the constant function of this value."""
     return constant(Ball.around(value) if isinstance(value, Interval) else Ball.point(value))
 
 
@@ -40,7 +41,7 @@ def analytic(
     value: Callable[[Interval], Interval],
     slope: Callable[[Interval], Interval],
 ) -> JetRule:
-    """The rule of a function of one variable: its jet at polynomials, its ranges, and those of its derivative."""
+    """Return the rule of a function of one variable, from its jet at polynomials and the ranges of it and its slope."""
 
     def rule(jets: Sequence[Jet], ranges: Sequence[Interval], order: int) -> Jet:
         def at(p: Jet, x: Interval) -> Jet:
@@ -52,9 +53,9 @@ def analytic(
 
 
 def at_polynomial(g: Callable[[Jet, Interval], Jet], slope: Callable[[Interval], Interval], u: Jet, x: Interval) -> Jet:
-    """g(u) from the jet of g(p), p the polynomial of u: |g(u) − g(p)| ≤ |g′(ξ)|·|u − p|, ξ between them.
+    """Return g(u) from the jet of g(p), p the polynomial of u: |g(u) − g(p)| ≤ |g′(ξ)|·|u − p|, ξ between them.
 
-    x is the range of u. p lies within its variation of u(c), and within the remainder of a value of u.
+    x is the range of u. p is within its variation of u(c), and within the remainder of a value of u.
     """
     if u.is_polynomial:
         return g(u, x)
@@ -75,7 +76,7 @@ def derivative(u: Jet) -> Jet:
 
 
 def integrate(slope: Jet, value: Interval, order: int) -> Jet:
-    """f with Ef = slope and f(c) in `value`. An error ≤ s^{m+1}·R of the slope makes one ≤ ∫_0^1 s^m·R ds of f."""
+    """Return f with Ef = slope, f(c) in `value`. An error s^{m+1}·R of the slope adds at most ∫_0^1 s^m·R ds to f."""
     column = np.maximum(np.arange(slope.degree + 1.0), 1.0)[:, None]
     mid = slope.mid / np.maximum(degrees(len(slope.variables), slope.degree), 1.0)
     radius = above(above(slope.radius + U * slope.size) / column)
@@ -84,7 +85,7 @@ def integrate(slope: Jet, value: Interval, order: int) -> Jet:
 
 
 class GrowingPolynomial:
-    """A polynomial in d variables, found degree by degree; `size` and `total` are those of `Jet`."""
+    """A polynomial in d variables, found degree by degree. `size` and `total` are defined as in `Jet`."""
 
     def __init__(self, d: int, order: int, num_boxes: int, value: Interval | None = None) -> None:
         self.blocks = degree_blocks(d, order)
@@ -108,10 +109,10 @@ class GrowingPolynomial:
 
 
 class WeightedSums:
-    """The sums Σ_{a≥1} w_a·u_a∗f_{k−a} of which all recurrences are made; u_a is the part of degree a of u.
+    """The sums Σ_{a≥1} w_a·u_a∗f_{k−a} in all recurrences. u_a is the part of degree a of u.
 
-    `places` are those of u's variables among the d variables of f. The error of the weights w_a (degrees, boxes or 1)
-    is at most `slack`.
+    `places` are the indices of u's variables among the d variables of f. The error of the weights w_a
+    (degrees, boxes or 1) is at most `slack`.
     """
 
     def __init__(self, u: Jet, places: Places, d: int, order: int, weights: Array, slack: float = 0.0) -> None:
@@ -124,7 +125,7 @@ class WeightedSums:
         self.radius = above(u.radius * size + u.total * slack)
 
     def of_degree(self, k: int, f: GrowingPolynomial) -> Coefficients:
-        """The sum's coefficients of degree k."""
+        """Return the coefficients of degree k of the sum."""
         table = self.tables[k]
         rows = np.zeros((table.block.stop - table.block.start, f.mid.shape[1]))
         convolve(f.mid, self.mid, table, rows)
@@ -136,31 +137,31 @@ class WeightedSums:
         return rows, above(spread)
 
     def residual(self, n: int, f: GrowingPolynomial) -> Array:
-        """A bound of the sum's terms of degree n, beyond the order."""
+        """Bound the terms of the sum of a degree n beyond the order."""
         return above(product_total(f.total, self.total, n))
 
 
 def plus(found: Coefficients, rows: Array, radius: Array) -> Coefficients:
-    """The sum with other coefficients."""
+    """Return the sum with other coefficients."""
     total = found[0] + rows
     return total, above(found[1] + radius + U * np.abs(total).max(axis=0))
 
 
 def times(found: Coefficients, factor: Ball) -> Coefficients:
-    """The product with a number."""
+    """Return the product with a number."""
     rows, radius = found
     size = np.abs(rows).max(axis=0)
     return rows * factor.mid, above(factor.mag * above(radius + U * size) + factor.radius * size)
 
 
 def over(found: Coefficients, divisor: int) -> Coefficients:
-    """The quotient by a positive integer."""
+    """Return the quotient by a positive integer."""
     rows = found[0] / divisor
     return rows, above(found[1] / divisor + U * np.abs(rows).max(axis=0))
 
 
 def growth(rate: Array, n: int) -> Array:
-    """A bound of n·∫_0^1 s^{n−1} e^{rate·(1−s)} ds = Σ_k rate^k/((n + 1)⋯(n + k)); e^rate is one, too."""
+    """Bound n·∫_0^1 s^{n−1} e^{rate·(1−s)} ds = Σ_k rate^k/((n + 1)⋯(n + k)), which is also ≤ e^rate."""
     slow = rate <= n
     series = (n + 1) / np.maximum(n + 1 - rate, 1.0)
     fast = elementary.exp(Interval.point(np.where(slow, 0.0, np.fmin(rate, 1e3)))).hi  # infinite for 1e3 and for NaN
@@ -168,9 +169,10 @@ def growth(rate: Array, n: int) -> Array:
 
 
 def quotient(u: Jet, v: Jet, x: Interval, order: int) -> Jet:
-    """q = u/v, x the range of v: v_0·q_k = u_k − Σ_{a≥1} v_a∗q_{k−a}.
+    """Return q = u/v, x the range of v: v_0·q_k = u_k − Σ_{a≥1} v_a∗q_{k−a}.
 
-    |u/v − q| = |u − qv|/|v|. In u − qv are the terms of q·v of degree > m, the error of u, and q times that of v.
+    |u/v − q| = |u − qv|/|v|. u − qv consists of the terms of q·v of degree > m, the error of u, and q times the error
+    of v.
     """
     variables, (of_u, of_v) = union((u, v))
     d, num_boxes = len(variables), max(len(u.remainder), len(v.remainder))
@@ -201,7 +203,7 @@ def _sums(u: Jet, order: int) -> WeightedSums:
 
 
 def _along_rays(u: Jet, order: int, residual: Callable[[int], Array], rate: Array, other: Array | float = 0.0) -> Array:
-    """A bound of the integral of D, whose terms of degree n > m are at most residual(n), on top of `other` errors."""
+    """Bound the integral of D, whose terms of degree n > m are at most residual(n), plus `other` errors."""
     total = np.zeros(len(u.remainder)) + other
     for n in range(order + 1, order + u.degree + 1):
         total = above(total + residual(n) / n * growth(rate, n))
@@ -209,7 +211,7 @@ def _along_rays(u: Jet, order: int, residual: Callable[[int], Array], rate: Arra
 
 
 def exponential(u: Jet, order: int) -> Jet:
-    """f = e^u: k·f_k = Σ_a a·u_a∗f_{k−a}.
+    """Return f = e^u: k·f_k = Σ_a a·u_a∗f_{k−a}.
 
     The polynomial f has Ef = f·Eu − D, and e^u − f is the integral of D(sτ)/s·e^{u(τ)−u(sτ)}.
     """
@@ -221,7 +223,7 @@ def exponential(u: Jet, order: int) -> Jet:
 
 
 def power_jet(u: Jet, x: Interval, exponent: Ball, value: Interval, order: int) -> Jet:
-    """f = u^α, with u(c)^α in `value`, for u without zeros: k·u_0·f_k = Σ_a (αa − (k − a))·u_a∗f_{k−a}.
+    """Return f = u^α, with u(c)^α in `value`, for u without zeros: k·u_0·f_k = Σ_a (αa − (k − a))·u_a∗f_{k−a}.
 
     The polynomial f has u·Ef = α·f·Eu − D, and u^α − f is the integral of D(sτ)/s·u(τ)^α·u(sτ)^{−α−1}. The ratio of
     u(τ) and u(sτ) is at most e^{(1−s)·L/min|u|}; it occurs to the power α, besides 1/u(sτ), or α + 1, besides 1/u(τ).
@@ -243,7 +245,7 @@ def power_jet(u: Jet, x: Interval, exponent: Ball, value: Interval, order: int) 
 
 
 def sine_and_cosine(u: Jet, sine_at: Interval, cosine_at: Interval, order: int) -> tuple[Jet, Jet]:
-    """sin u and cos u, from their values at the centre: k·s_k = Σ_a a·u_a∗c_{k−a}, k·c_k = −Σ_a a·u_a∗s_{k−a}.
+    """Return sin u and cos u from their values at the centre: k·s_k = Σ_a a·u_a∗c_{k−a}, k·c_k = −Σ_a a·u_a∗s_{k−a}.
 
     The errors are integrals of both residuals, turned by the angle u(τ) − u(sτ), which is at most (1 − s)·L.
     """
@@ -264,11 +266,11 @@ def sine_and_cosine(u: Jet, sine_at: Interval, cosine_at: Interval, order: int) 
 
 
 def riccati(u: Jet, value: Interval, slope: Interval, largest: Array, sign: float, order: int) -> Jet:
-    """f = g(u) for g′ = 1 + σg², σ = ±1 (tan, tanh), from g(u(c)) and g′(u(c)); |g| ≤ largest on the box.
+    """Return f = g(u) for g′ = 1 + σg², σ = ±1 (tan, tanh), from g(u(c)) and g′(u(c)). |g| ≤ largest on the box.
 
     With w = 1 + σf²: k·f_k = Σ_a a·u_a∗w_{k−a}, w_k = σ Σ_{i+j=k} f_i∗f_j. The polynomial f has Ef = (1 + σf²)·Eu − D,
     D the terms beyond degree m of w·Eu, and of f² times Eu. The error e = f − g(u) has Ee = σ(f + g)·Eu·e − D, so that
-    D grows by at most e^{(1−s)·L·max|f + g|} on its way.
+    D grows by at most the factor e^{(1−s)·L·max|f + g|}.
     """
     sums, d, num_boxes = _sums(u, order), len(u.variables), len(u.remainder)
     squares = pairs(tuple(range(d)), order, tuple(range(d)), order, d, order)

@@ -1,4 +1,4 @@
-"""The monomials in d variables up to a degree, numbered, and the pairs of them that make up each product."""
+"""The monomials in d variables up to a degree, numbered, and the pairs of monomials that make up each product."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Places = tuple[int, ...]
 
 
 def num_monomials(d: int, order: int) -> int:
-    """The number of monomials in d variables of degree ≤ order."""
+    """Return the number of monomials in d variables of degree ≤ order."""
     return math.comb(d + order, d)
 
 
 @lru_cache(maxsize=64)
 def monomials(d: int, order: int) -> Int[np.ndarray, "count d"]:
-    """The exponents j with |j| ≤ order, by degree, then lexicographically descending; number 0 is the constant."""
+    """Return the exponents j with |j| ≤ order, by degree, then lexicographically descending, the constant first."""
     choices = (chosen for degree in range(order + 1) for chosen in combinations_with_replacement(range(d), degree))
     exponents = [tuple(map(chosen.count, range(d))) for chosen in choices]
     table = np.array(exponents, dtype=np.int64).reshape(len(exponents), d)
@@ -40,28 +40,28 @@ def _numbers(d: int, order: int) -> dict[tuple[int, ...], int]:
 
 @lru_cache(maxsize=64)
 def degree_blocks(d: int, degree: int) -> tuple[slice, ...]:
-    """The monomials of degree 0, 1, …: they are adjacent."""
+    """Return the slices of the monomials of degree 0, 1, …, which are adjacent."""
     ends = [0, *(num_monomials(d, k) for k in range(degree + 1))]
     return tuple(slice(start, end) for start, end in pairwise(ends))
 
 
 @lru_cache(maxsize=64)
 def degrees(d: int, degree: int) -> npt.NDArray[np.float64]:
-    """The degree of every monomial, as a column."""
+    """Return the degree of every monomial, as a column."""
     column = monomials(d, degree).sum(axis=1, keepdims=True).astype(np.float64)
     column.flags.writeable = False
     return column
 
 
 def _padded(places: Places, degree: int, d: int) -> list[tuple[int, ...]]:
-    """The monomials in the variables `places`, as monomials in all d."""
+    """Return the monomials in the variables `places` as monomials in all d variables."""
     exponents = np.zeros((num_monomials(len(places), degree), d), dtype=np.int64)
     exponents[:, places] = monomials(len(places), degree)
     return [tuple(j) for j in exponents.tolist()]
 
 
 def _rows(numbers: Sequence[int]) -> Rows:
-    """A slice if the numbers are evenly spaced, so that no rows are copied."""
+    """Return the row numbers, as a slice if they are evenly spaced, so that no rows are copied."""
     step = numbers[1] - numbers[0] if len(numbers) > 1 else 1
     if step == 0 or any(b - a != step for a, b in pairwise(numbers)):
         return np.array(numbers, dtype=np.int64)
@@ -71,7 +71,7 @@ def _rows(numbers: Sequence[int]) -> Rows:
 
 @lru_cache(maxsize=512)
 def embedding(places: Places, degree: int, d: int) -> Rows:
-    """The rows of the monomials in the variables `places` among those in d variables."""
+    """Return the rows of the monomials in the variables `places` among the monomials in d variables."""
     numbers = _numbers(d, degree)
     return _rows([numbers[j] for j in _padded(places, degree, d)])
 
@@ -95,7 +95,7 @@ class FactorPairs:
 def pairs(
     left: Places, left_degree: int, right: Places, right_degree: int, d: int, limit: int, *, constant: bool = True
 ) -> tuple[FactorPairs, ...]:
-    """The factor pairs, degree by degree, of the product of polynomials in d variables, cut at degree `limit`.
+    """Return the factor pairs, by degree, of the product of polynomials in d variables, cut off at degree `limit`.
 
     The factors depend on the variables `left` and `right`. Without `constant`, the constant of the right factor is
     left out.

@@ -60,7 +60,7 @@ class Jet:
 
     @cached_property
     def variation(self) -> Array:
-        """An upper bound of |Σ_{j≠0} p_j τ^j| over the box."""
+        """An upper bound on |Σ_{j≠0} p_j τ^j| over the box."""
         return above(self.total[1:].sum(axis=0)) if self.degree else np.zeros(self.remainder.shape)
 
     @property
@@ -74,12 +74,12 @@ class Jet:
 
     @cached_property
     def is_finite(self) -> Mask:
-        """Where everything is finite; a coefficient that is not makes its T_k infinite or NaN."""
+        """The boxes on which everything is finite. A coefficient that is not finite makes its T_k infinite or NaN."""
         return np.isfinite(self.total.sum(axis=0) + self.remainder)
 
     @cached_property
     def range(self) -> Interval:
-        """All values over the box; all reals where the jet bounds nothing."""
+        """Return an enclosure of all values over the box. It is all reals where the jet bounds nothing."""
         reach = above(self.radius[0] + self.variation + self.remainder)
         lo, hi = down(self.mid[0] - reach), up(self.mid[0] + reach)
         known = np.isfinite(lo) & np.isfinite(hi)
@@ -87,18 +87,18 @@ class Jet:
 
 
 def variable(number: int, centres: Array, radii: Array) -> Jet:
-    """The variable itself, c + rτ."""
+    """Return the jet of the variable itself, c + rτ."""
     zeros = np.zeros((2, len(centres)))
     return Jet((number,), 1, np.stack([centres, radii]), zeros, zeros[0])
 
 
 def constant(value: Ball) -> Jet:
-    """A function that is constant on each box."""
+    """Return the jet of a function that is constant on each box."""
     return Jet((), 0, np.atleast_2d(value.mid), np.atleast_2d(value.radius), np.zeros(value.mid.size))
 
 
 def union(jets: Sequence[Jet]) -> tuple[Places, list[Places]]:
-    """All variables of the jets, and the places of each jet's variables among them."""
+    """Return all variables of the jets, and the places of each jet's variables among them."""
     everything = tuple(sorted(set().union(*(jet.variables for jet in jets))))
     place = {number: i for i, number in enumerate(everything)}
     return everything, [tuple(place[number] for number in jet.variables) for jet in jets]
@@ -109,7 +109,7 @@ def negate(jet: Jet) -> Jet:
 
 
 def add(jets: Sequence[Jet]) -> Jet:
-    """The sum of the jets."""
+    """Return the sum of the jets."""
     variables, places = union(jets)
     degree, num_boxes = max(jet.degree for jet in jets), max(len(jet.remainder) for jet in jets)
     mid = np.zeros((num_monomials(len(variables), degree), num_boxes))
@@ -129,7 +129,7 @@ def add(jets: Sequence[Jet]) -> Jet:
 
 
 def scale(jet: Jet, factor: Jet) -> Jet:
-    """The product with a function that is constant on each box."""
+    """Return the product with a function that is constant on each box."""
     c, radius = factor.mid[0], factor.radius[0]
     # c·p is rounded once: (|c| + radius_c)·radius + radius_c·|mid| + u·|c·mid|.
     spread = factor.total[0] * jet.radius + above(radius + U * np.abs(c)) * jet.size
@@ -138,7 +138,7 @@ def scale(jet: Jet, factor: Jet) -> Jet:
 
 
 def multiply(a: Jet, b: Jet, order: int) -> Jet:
-    """The product, its terms of degree > order moved into the remainder."""
+    """Return the product. Its terms of degree > order go into the remainder."""
     if not a.variables:
         return scale(b, a)
     if not b.variables:
@@ -167,7 +167,7 @@ def convolve(a: Array, b: Array, block: FactorPairs, out: Array) -> None:
 
 
 def degree_product(x: Array, y: Array, limit: int) -> Array:
-    """Σ_{s+t=k} x_s·y_t for k ≤ limit."""
+    """Return Σ_{s+t=k} x_s·y_t for k ≤ limit."""
     if len(x) > len(y):
         x, y = y, x
     result = np.zeros((limit + 1, max(x.shape[1], y.shape[1])))
@@ -178,7 +178,7 @@ def degree_product(x: Array, y: Array, limit: int) -> Array:
 
 
 def product_total(x: Array, y: Array, n: int) -> Array:
-    """Σ_{s+t=n} x_s·y_t, a bound of the terms of degree n of a product."""
+    """Return Σ_{s+t=n} x_s·y_t, a bound on the terms of degree n of a product."""
     first, last = max(0, n + 1 - len(y)), min(n, len(x) - 1)
     if first > last:
         return np.zeros(1)
@@ -186,7 +186,7 @@ def product_total(x: Array, y: Array, n: int) -> Array:
 
 
 def _product_remainder(a: Jet, b: Jet, dropped: Array) -> Array:
-    """|fg − pq| ≤ |f − p|·|q| + |g − q|·|p| + |f − p|·|g − q|, and the dropped terms of pq."""
+    """Bound |fg − pq| ≤ |f − p|·|q| + |g − q|·|p| + |f − p|·|g − q|, plus the dropped terms of pq."""
     if a.is_polynomial and b.is_polynomial:
         remainder = above(dropped) if dropped.any() else dropped
         return np.broadcast_to(remainder, np.broadcast_shapes(dropped.shape, a.remainder.shape, b.remainder.shape))

@@ -1,7 +1,7 @@
 """Outward rounding in float64, and the assumptions about the machine's elementary functions.
 
-Every rule rests on IEEE 754 rounding to nearest: the rounded result of + − × ÷ √ is a neighbour of the exact one, so
-that the next float up (down) is an upper (lower) bound of it.
+Every rule rests on IEEE 754 rounding to nearest: the rounded result of + − × ÷ √ is a neighbour of the exact one. So
+the next float up (down) is an upper (lower) bound on it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ LARGEST = float(np.finfo(np.float64).max)
 TINIEST = 2.0**-1074
 """The smallest positive float64 number."""
 LIBM_ULPS = 8
-"""Largest error assumed of an elementary function, in ulp. The tests compare with 200 bits and find none larger."""
+"""Largest assumed error of an elementary function, in ulp. The tests compare with 200 bits and find none larger."""
 ENGINE_ULPS = 4
-"""Largest error assumed of an engine's exponential, in ulp. Measured at every 16th float32 number in [−80, 0], numpy is
+"""Largest assumed error of an engine's exponential, in ulp. Measured at every 16th float32 number in [−80, 0], numpy is
 within 1.7 ulp, torch and ONNX Runtime within 1; numpy states 2.52."""
 SINE_SLACK = 8 * 2.0**-52
-"""Largest error assumed of sin and cos, whose values are at most 1."""
+"""Largest assumed error of sin and cos, whose values are at most 1."""
 LIBM_ASSUMPTION: str = (
     "the float64 functions of numpy and scipy.special used here (exp, log, power, tan, tanh, sinh, cosh, "
     f"arctan, arcsin, arccos, erf, logaddexp) are within {LIBM_ULPS} ulp of the exact value, and sin and cos "
@@ -37,7 +37,7 @@ LIBM_ASSUMPTION: str = (
 
 
 def engine_assumption(dtype: str) -> str:
-    """The assumption of the rounding term about the engine that runs the network."""
+    """Return the assumption of the rounding term about the engine that runs the network."""
     blocks = " (but over keys 8 at a time, and 8 of these sums, and so on)" if dtype == "float32" else ""
     return (
         f"the engine computes in {dtype} with IEEE rounding, in any order of summation{blocks}, and its exponential is "
@@ -46,10 +46,10 @@ def engine_assumption(dtype: str) -> str:
 
 
 def up(x: npt.ArrayLike, ulps: int = 1) -> Array:
-    """An upper bound of the real number that was computed as x.
+    """Return an upper bound on the real number that was computed as x.
 
-    One ulp: the next float up, which is above every real that rounds to x. More: a float ≥ every real within `ulps`
-    units in the last place of x.
+    For one ulp this is the next float up, which is above every real that rounds to x. For more it is a float ≥ every
+    real within `ulps` units in the last place of x.
     """
     value: Array = np.asarray(x, dtype=np.float64)
     with np.errstate(all="ignore"):
@@ -62,12 +62,12 @@ def up(x: npt.ArrayLike, ulps: int = 1) -> Array:
 
 
 def down(x: npt.ArrayLike, ulps: int = 1) -> Array:
-    """A lower bound of the real number that was computed as x: −up(−x)."""
+    """Return a lower bound on the real number that was computed as x: −up(−x)."""
     return -up(-np.asarray(x, dtype=np.float64), ulps)
 
 
 def gamma(n: int, u: float) -> float:
-    """γ_n = n·u / (1 − n·u), rounded up: the relative error of n roundings in a row (Higham)."""
+    """Return γ_n = n·u / (1 − n·u), rounded up: the relative error of n roundings in a row (Higham)."""
     product = n * Fraction(u)
     if product >= 1 or n < 0:
         raise InputError(f"cannot bound {n} roundings of relative size {u!r}: gamma(n, u) needs 0 <= n*u < 1.")
@@ -77,7 +77,7 @@ def gamma(n: int, u: float) -> float:
 
 
 def sum_and_error(a: Array, b: Array) -> tuple[Array, Array]:
-    """fl(a + b) and the error a + b − fl(a + b), exact if nothing overflows (Knuth's TwoSum)."""
+    """Return fl(a + b) and the error a + b − fl(a + b), exact if nothing overflows (Knuth's TwoSum)."""
     s = np.asarray(a + b)
     z = s - a
     error = np.asarray((a - (s - z)) + (b - z))
@@ -92,16 +92,16 @@ def halves(a: Array) -> tuple[Array, Array]:
 
 
 def product_and_error(a: Array, b: Array) -> tuple[Array, Array]:
-    """fl(ab) and the error ab − fl(ab), exact if nothing overflows or underflows (Dekker's product)."""
+    """Return fl(ab) and the error ab − fl(ab), exact if nothing overflows or underflows (Dekker's product)."""
     product = np.asarray(a * b)
     (a_high, a_low), (b_high, b_low) = halves(a), halves(b)
     return product, ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low
 
 
 def compensated_sum(*terms: Array) -> tuple[Array, Array]:
-    """The sum as if made in twice the precision, and Σ|e| over the errors e of its additions, up to rounding.
+    """Return the sum as if computed in twice the precision, and Σ|e| over the errors e of its additions, both rounded.
 
-    The error of every addition is kept, and all of them are added at the end.
+    The error of every addition is kept, and all errors are added at the end.
     """
     total, rest, size = np.asarray(terms[0]), np.zeros(()), np.zeros(())
     for term in terms[1:]:
@@ -111,30 +111,30 @@ def compensated_sum(*terms: Array) -> tuple[Array, Array]:
 
 
 def add_down(a: Array, b: Array) -> Array:
-    """The largest float ≤ a + b: no widening where the sum is exact."""
+    """Return the largest float ≤ a + b, which is a + b if the sum is exact."""
     s, error = sum_and_error(a, b)
     # |error| ≤ 2⁹⁷⁰ unless an intermediate result overflowed, and then nothing is known of it.
     return np.where((error >= 0) & (error < 1e300), s, np.nextafter(s, -np.inf))
 
 
 def add_up(a: Array, b: Array) -> Array:
-    """The smallest float ≥ a + b: no widening where the sum is exact."""
+    """Return the smallest float ≥ a + b, which is a + b if the sum is exact."""
     s, error = sum_and_error(a, b)
     return np.where((error <= 0) & (error > -1e300), s, np.nextafter(s, np.inf))
 
 
 def is_short(x: Array) -> Mask:
-    """Whether x fits in float32: then the float64 product of two such numbers is exact (48 bits, 2⁻²⁹⁸ to 2²⁵⁶)."""
+    """Whether x fits in float32. The float64 product of two such numbers is exact (48 bits, 2⁻²⁹⁸ to 2²⁵⁶)."""
     return np.asarray(x == x.astype(np.float32))
 
 
 def square_down(x: Array) -> Array:
-    """A lower bound of x² for x ≥ 0, exact for short x."""
+    """Return a lower bound on x² for x ≥ 0, exact for short x."""
     s = x * x
     return np.where(is_short(x), s, np.maximum(np.nextafter(s, -np.inf), 0.0))
 
 
 def square_up(x: Array) -> Array:
-    """An upper bound of x² for x ≥ 0, exact for short x."""
+    """Return an upper bound on x² for x ≥ 0, exact for short x."""
     s = x * x
     return np.where(is_short(x), s, np.nextafter(s, np.inf))
