@@ -1,4 +1,4 @@
-"""Torch models whose activations become softmax attention, with proven errors."""
+"""Replace the activations of torch models by softmax attention, with proven errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def convert(
 ) -> tuple[nn.Module, Report]:
     """Copy a torch model with every elementwise activation replaced by attention over a few constant keys.
 
-    Linear maps, attention, normalisation and all weights stay. The original is not changed.
+    Linear maps, attention, normalisation and all weights stay the same. The original is not changed.
 
     Parameters
     ----------
@@ -34,15 +34,15 @@ def convert(
     strict : bool
         Whether to raise if a part of the model cannot be converted. Otherwise `report.left` lists it.
     example : tensor, tuple or dict, optional
-        The arguments of one call. Both models run on it; the report then has ranges of pre-activations, the drift, and
-        the calls of activations that the code does not show.
+        The arguments of one call. Both models run on them. The report then also has the ranges of the pre-activations,
+        the drift of the outputs, and the activations that only a run shows.
 
     Returns
     -------
     converted : torch.nn.Module
         The copy.
     report : Report
-        Every activation with its path, keys, proven error and measured figures; `str(report)` is a table.
+        Lists every activation with its path, keys, proven error and measured figures. `str(report)` is a table.
 
     Raises
     ------
@@ -106,9 +106,9 @@ def mlp_network(
     ----------
     module : torch.nn.Module
         An nn.Sequential of linear maps, each followed by an activation, or one of torch's transformer layers, whose
-        feed-forward block is taken. A last linear map needs no activation.
+        feed-forward block is taken. The last linear map needs no activation.
     box : box or (lo, hi)
-        The domain of the inputs; one pair holds for all of them.
+        The domain of the inputs. One pair (lo, hi) applies to all of them.
     eps : float
         The error allowed per activation. The keys are those that `convert` chooses for it.
     progress : callable, optional
@@ -117,8 +117,8 @@ def mlp_network(
     Returns
     -------
     Network
-        Its certificate has a bound for ReLUs in any number, and for one hidden layer of at most 16 units and 3 inputs.
-        Otherwise it has none, and `parameters["error"]` is the proven error in exact arithmetic.
+        Its certificate has a bound if all activations are ReLUs, or if there is one hidden layer with at most 16 units
+        and 3 inputs. Otherwise it has none, and `parameters["error"]` is the proven error in exact arithmetic.
 
     Raises
     ------
@@ -140,7 +140,7 @@ def mlp_network(
 
 
 def need_torch() -> None:
-    """Raise InputError, with the command to install it, if torch cannot be imported."""
+    """Raise InputError if torch cannot be imported. The message has the command that installs it."""
     try:
         import torch  # noqa: F401
     except ImportError as error:

@@ -24,14 +24,14 @@ from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.expression import Expression
 
 GATE_PROOF_SECONDS = 20.0
-"""Seconds after which the proof of one gate stops, with the bound that it has by then."""
+"""Time limit for the proof of one gate, in seconds. The proof then returns the best bound so far."""
 GATE_ATTEMPTS = 4
-"""Maximum number of gates that are tried, each made for a quarter of the eps before."""
+"""Maximum number of gates that are tried. Each is made for a quarter of the eps of the one before."""
 SOFTSIGN_RANGE = 10_000.0
-"""The largest |x| for which softsign is proved: its tails fall like 1/x, and no finite number of keys follows them."""
+"""The largest |x| for which softsign is proved. Its tails fall like 1/x, and no finite number of keys follows them."""
 SELU = (("scale", SELU_SCALE), ("alpha", SELU_ALPHA))
 SIGN_ERROR = 0.4478
-"""β times the error of softsign by the steep sign tanh(βx): sup x/cosh²(x), rounded up."""
+"""sup x/cosh²(x), rounded up. Divided by β, it bounds the error that tanh(βx) in place of the sign adds to softsign."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Activation:
         return f"{self.name}({inside})" if inside else self.name
 
     def expression(self, dtype: str) -> str:
-        """The function as text, with its parameters rounded as the framework rounds them in that dtype."""
+        """Return the function as text. Its parameters are rounded as the framework rounds them in that dtype."""
         constants = SELU if self.name == "selu" else self.parameters
         return TEXTS[self.name](**{name: float(np.dtype(dtype).type(value)) for name, value in constants})
 
@@ -73,7 +73,7 @@ class Solved:
 
 
 def exact_number(value: float) -> str:
-    """A float as the decimal that is exactly that number."""
+    """Return the decimal that equals the float exactly."""
     return f"({format(Decimal(value), 'f')})"
 
 
@@ -83,7 +83,7 @@ def _elu_text(scale: float, alpha: float, width: float) -> str:
 
 
 def _softplus_text(beta: float) -> str:
-    """If 1/β is rounded, the prover cannot reduce β·x/β to x, so that the text has the line max(x, 0) by itself."""
+    """Write softplus as max(x, 0) plus a rest, because the prover cannot reduce β·x/β to x if 1/β is rounded."""
     if math.frexp(beta)[0] == 0.5:
         return f"softplus({exact_number(beta)}*x)/{exact_number(beta)}"
     return f"max(x, 0) + softplus(-{exact_number(beta)}*abs(x))/{exact_number(beta)}"
@@ -114,12 +114,12 @@ TEXTS: dict[str, Callable[..., str]] = {
     "selu": lambda scale, alpha: _elu_text(scale, alpha, 1.0),
     "softsign": lambda: "x/(1 + abs(x))",
 }
-"""Name of a gate → the activation as an expression, against which the gate is proved, from the gate's parameters."""
+"""Name of a gate → a function from the gate's parameters to the expression that the proof compares the gate with."""
 
 
 @functools.lru_cache(maxsize=512)
 def solve(activation: Activation, eps: float, dtypes: tuple[str, ...]) -> Solved:
-    """The fewest keys with a proved error ≤ eps in exact arithmetic, as each of the dtypes stores them."""
+    """Return the fewest keys whose proved error is ≤ eps in exact arithmetic, after rounding to each of the dtypes."""
     if not real_number("eps", eps) > 0:
         raise InputError(f"eps must be a finite number > 0, found {eps!r}")
     if activation.name == "softsign":
@@ -156,19 +156,19 @@ def _proved(activation: Activation, gate: Gate, dtypes: tuple[str, ...], eps: fl
 
 
 def stored_keys(keys: SoftHead[np.ndarray], dtype: str) -> SoftHead[np.ndarray]:
-    """The same numbers as the dtype stores them, in float64."""
+    """Return the keys rounded to the dtype, as float64 arrays."""
     slopes, offsets, values, carried = (a.astype(dtype).astype(np.float64) for a in key_arrays(keys).values())
     return SoftHead.of_one_variable(slopes, offsets, values, None if keys.carried is None else carried)
 
 
 def key_arrays(keys: SoftHead[np.ndarray]) -> dict[str, Float[np.ndarray, " keys"]]:
-    """Slopes, offsets, values and carried parts of a head of one variable: one number of each for every key."""
+    """Return the slopes, offsets, values and carried parts of a head of one variable, one number per key."""
     carried = np.zeros(keys.num_keys) if keys.carried is None else keys.carried[:, 0, 0]
     return {"slopes": keys.slopes[:, 0], "offsets": keys.offsets, "values": keys.values[:, 0], "carried": carried}
 
 
 def proved_error(keys: SoftHead[np.ndarray], text: str, domain: tuple[float, float], seen: float, eps: float) -> float:
-    """A proved bound of |G − f| over the domain, for the keys as given; it includes float64 rounding."""
+    """Return a proved bound of |G − f| over the domain for these keys. It includes float64 rounding."""
     circuit = Circuit(["x"])
     program = circuit.build([circuit.apply(keys, circuit.input(0), name="gate")], (), "float64")
     target = ExpressionTarget(Expression.parse(text), Box.parse({"x": domain}))
@@ -178,7 +178,7 @@ def proved_error(keys: SoftHead[np.ndarray], text: str, domain: tuple[float, flo
 
 
 def _softsign(activation: Activation, eps: float, dtypes: tuple[str, ...]) -> Solved:
-    """s·(1 − A(y)) with s = tanh(βx) and y = x·s. A is proved on [0, R], and the sign adds SIGN_ERROR/β."""
+    """Compute s·(1 − A(y)) with s = tanh(βx) and y = x·s. A is proved on [0, R], and the sign adds SIGN_ERROR/β."""
     least = math.inf
     for p, row in sorted(RECIPROCAL.items()):
         if row[-1] > eps:
@@ -194,6 +194,6 @@ def _softsign(activation: Activation, eps: float, dtypes: tuple[str, ...]) -> So
             return Solved(activation, keys, total, "proof", dtypes, 1.0, reach, beta)
     best = min(row[-1] for row in RECIPROCAL.values()) if math.isinf(least) else least
     raise InputError(
-        f"softsign is not reached to eps={eps:g}: its tails fall like 1/x, and the least error is about {best:.2g}. "
+        f"cannot prove softsign to eps={eps:g}: its tails fall like 1/x, and the least error is about {best:.2g}. "
         "Choose a larger eps."
     )

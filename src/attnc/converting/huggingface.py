@@ -38,8 +38,8 @@ VOCABULARIES = (
 )
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 MAX_WEIGHT_BYTES = 2**33
-"""Maximum number of bytes of weights that are read, 8 GiB: a model is in memory about four times while it is written,
-and a workstation has 32 GiB."""
+"""Maximum size of the weights that are read: 8 GiB. Writing a model takes about four copies of it in memory, and a
+workstation has 32 GiB."""
 SENTENCES = (
     "The committee approved the budget after a long discussion.",
     "A cat sleeps on the warm stones beside the river.",
@@ -58,7 +58,7 @@ SENTENCES = (
 FAMILY = "attnc.converted/"
 FORMAT = f"{FAMILY}1"
 KEYS, REPORT, CARD = "attention_keys.safetensors", "report.json", "README.md"
-"""The keys have a file of their own: the file of the model's weights does not change."""
+"""The file of the keys. It is separate, so that the file of the model's weights does not change."""
 COPIED = (
     *VOCABULARIES,
     *("merges.txt", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
@@ -66,7 +66,7 @@ COPIED = (
 )
 """The files that are copied if they exist. None of them is code."""
 MAX_COPIED_BYTES = 2**28
-"""Maximum number of bytes of a copied file, 256 MiB: the largest vocabularies have some 30 MiB."""
+"""Maximum size of a copied file: 256 MiB. The largest vocabularies take about 30 MiB."""
 CONVERTED = FolderKind(
     "a converted model", FAMILY, ("attnc", "format"), {CONFIG, WEIGHTS, KEYS, REPORT, CARD, *COPIED}.__contains__
 )
@@ -148,14 +148,14 @@ def load_converted(path: Path) -> nn.Module:
 
 
 def _stored_keys(converted: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The names and the tensors of the keys of all activations."""
+    """Yield the names and tensors of the keys of all activations."""
     for path, gate in converted.named_modules():
         for name in KEY_TENSORS if isinstance(gate, AttentionActivation) else ():
             yield f"{path}.{name}", getattr(gate, name)
 
 
 def _made_by_runs(converted: nn.Module, facts: dict[str, Any]) -> None:
-    """Make those activations again that were found in a run, and not in the code."""
+    """Rebuild the activations that a run found and the code does not show."""
     for entry in facts.get("replaced", ()):
         if entry["found"] == "function":
             owner = converted.get_submodule(str(entry["name"]).rpartition(".")[0])
@@ -165,7 +165,7 @@ def _made_by_runs(converted: nn.Module, facts: dict[str, Any]) -> None:
 
 
 def _end_to_end(model: nn.Module, converted: nn.Module, inputs: dict[str, Tensor], described: str) -> EndToEnd:
-    """Measure the drift of the last hidden states, and of their means over the tokens, the embeddings of sentences."""
+    """Measure the drift of the last hidden states and of their means over the tokens, which embed sentences."""
     mask = inputs.get("attention_mask")
     with measuring.in_evaluation(model), measuring.in_evaluation(converted), torch.no_grad():
         before, after = (_last_hidden(each(**inputs, output_hidden_states=True)) for each in (model, converted))
@@ -219,7 +219,7 @@ def load_model(folder: str) -> Any:
 
 
 def _weight_files(folder: str) -> list[str]:
-    """The names of the files that hold the weights; FileError if there are none that can be read."""
+    """Return the names of the files that hold the weights. Raise FileError if none of them can be read."""
     has = {name: os.path.isfile(os.path.join(folder, name)) for name in (WEIGHTS, INDEX)}
     names = [WEIGHTS] if has[WEIGHTS] else []
     if has[INDEX] and not names:
@@ -243,7 +243,7 @@ def _weight_files(folder: str) -> list[str]:
 
 
 def unpacked(folder: str, *names: str) -> dict[str, Tensor]:
-    """The tensors of all these files."""
+    """Return the tensors of all these files."""
     found: dict[str, Tensor] = {}
     for path in (os.path.join(folder, name) for name in names):
         try:
@@ -254,7 +254,10 @@ def unpacked(folder: str, *names: str) -> dict[str, Tensor]:
 
 
 def example_inputs(model: Any, folder: str, texts: Sequence[str] | None) -> tuple[dict[str, Tensor] | None, str]:
-    """The arguments of one call and their description. There are no arguments for models with other inputs."""
+    """Return the arguments of one call and their description.
+
+    The arguments are None if the model takes other inputs.
+    """
     main = getattr(model, "main_input_name", "input_ids")
     config = model.config
     if main == "pixel_values":
@@ -290,7 +293,7 @@ def _tokenizer(folder: str) -> Any:
         return None  # transformers would make a tokenizer with an empty vocabulary
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception:  # there are dozens of tokenizers, and a model can be measured without one
+    except Exception:  # tokenizers fail in many ways, and a model can be measured without one
         return None
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token

@@ -1,8 +1,8 @@
-"""Activations that are function calls in a module's code: they are found in the code, and replaced while it runs.
+"""Find activations that are function calls in a module's code, and replace them while the code runs.
 
-There are three views. The names in the code of functions and methods show which modules call activations. They are
-followed through the package that defines the module. This needs no inputs, and control flow cannot hide a call.
-torch.fx shows the arguments, for modules that it can trace. While a module runs, torch passes every call of a torch
+Calls are found in three ways. The names in the code of functions and methods show which modules call activations. They
+are followed through the package that defines the module. This needs no inputs, and control flow cannot hide a call. For
+modules that torch.fx can trace, it shows the arguments. While a module runs, torch passes every call of a torch
 function to `_Mode`, which computes activations by attention.
 """
 
@@ -22,18 +22,18 @@ from torch.overrides import TorchFunctionMode
 from attnc.converting.recognising import READERS, ActivationCall, name_of, read_call
 
 HOLDER = "attention_functions"
-"""The name of the submodule that answers the calls."""
+"""The name of the submodule that computes the calls."""
 MAX_FUNCTIONS = 400
-"""Maximum number of functions that are read for one module. The calls in the others are found when it runs.
+"""Maximum number of functions that are read for one module. The calls in the others are found when the module runs.
 Measured: no module of BERT, GPT-2, Llama and T5 has more than 33."""
 CALLED_NAMES = {*READERS, *(f"{name}_" for name in READERS), "log_sigmoid"}
 """The names in code that may be activations."""
 Answer = Callable[[ActivationCall, Tensor], Tensor | None]
-"""A call and its input → the result, or None if the framework's own function shall run."""
+"""A call and its input → the result, or None if the framework's own function should run."""
 
 
 class Running(threading.local):
-    """The answers of the modules that run now in this thread, outermost first."""
+    """The `Answer` of every module that is running in this thread, outermost first."""
 
     def __init__(self) -> None:
         self.answers: list[Answer] = []
@@ -54,7 +54,7 @@ class _Mode(TorchFunctionMode):
 
 
 def _answered(method: Callable[..., Any]) -> Callable[..., Any]:
-    """The method, with its activations computed by the module's own `HOLDER`. Its signature stays."""
+    """Return the method with its activations computed by the module's own `HOLDER`. Its signature stays the same."""
 
     @functools.wraps(method)
     def run(self: nn.Module, *args: Any, **options: Any) -> Any:
@@ -81,7 +81,7 @@ def intercept(module: nn.Module, holder: nn.Module, methods: Iterable[str]) -> N
 
 
 def methods_with_activations(module: nn.Module) -> dict[str, set[str]]:
-    """Method → the activations that its code may call, for methods that nn.Module does not have."""
+    """Return method → the activations that its code may call, for methods that nn.Module does not have."""
     found: dict[str, set[str]] = {}
     for name, method in inspect.getmembers(type(module), inspect.isfunction):
         if getattr(nn.Module, name, None) is method or (name.startswith("__") and name != "__call__"):
@@ -100,7 +100,7 @@ def methods_with_activations(module: nn.Module) -> dict[str, set[str]]:
 
 
 def compiled_functions(module: nn.Module) -> set[str]:
-    """The functions of TorchScript that the module's code names. Their activations cannot be found."""
+    """Return the TorchScript functions that the module's code names. Their activations cannot be found."""
     return {
         name
         for function in _followed(type(module).forward, module)
@@ -110,7 +110,7 @@ def compiled_functions(module: nn.Module) -> set[str]:
 
 
 def _followed(function: Any, module: nn.Module) -> Iterator[types.FunctionType]:
-    """A function, the functions that it wraps or closes over, and those of its package or module that it names."""
+    """Yield a function, those that it wraps or closes over, and those of its package or module that it names."""
     kind = type(module)
     package = kind.__module__.partition(".")[0]
     waiting, seen = [function], set[Any]()
@@ -123,7 +123,7 @@ def _followed(function: Any, module: nn.Module) -> Iterator[types.FunctionType]:
         for cell in current.__closure__ or ():
             try:
                 waiting.append(cell.cell_contents)
-            except ValueError:  # not filled yet
+            except ValueError:  # the closure cell is still empty
                 continue
         for name in _names(current.__code__):
             named = current.__globals__.get(name)
@@ -138,7 +138,7 @@ def _followed(function: Any, module: nn.Module) -> Iterator[types.FunctionType]:
 
 
 def _names(code: types.CodeType) -> set[str]:
-    """The names in the code of a function and of the functions inside it."""
+    """Return the names in the code of a function and of the functions inside it."""
     inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
     return set(code.co_names).union(*map(_names, inner))
 
@@ -151,10 +151,10 @@ class _Shallow(fx.Tracer):
 
 
 def traced_calls(module: nn.Module) -> list[ActivationCall] | None:
-    """The activations in the module's own forward, with their arguments; None if torch.fx cannot trace it."""
+    """Return the activations in the module's own forward with their arguments, or None if torch.fx cannot trace it."""
     try:
         graph = _Shallow().trace(module)
-    except Exception:  # code may do anything with a value that is not there
+    except Exception:  # the code may fail in any way on a traced value
         return None
     calls = []
     for node in graph.nodes:

@@ -1,4 +1,4 @@
-"""The figures of a report: proven block errors, and ranges and drift that are measured on one example.
+"""The figures of a report: proven block errors, and ranges and drift measured on one example.
 
 Block errors hold in exact arithmetic and are rounded up.
 """
@@ -29,7 +29,7 @@ KERNELS = {*READERS, "log_sigmoid_forward", "_prelu_kernel", "rrelu_with_noise",
 
 
 def summed_axes(module: nn.Module) -> tuple[int, ...] | None:
-    """The axes of `weight` over which a linear module sums; None for other modules."""
+    """Return the axes of `weight` over which a linear module sums, or None for other modules."""
     weight = getattr(module, "weight", None)
     if not isinstance(weight, Tensor) or weight.ndim < 2:
         return None
@@ -39,7 +39,7 @@ def summed_axes(module: nn.Module) -> tuple[int, ...] | None:
 
 
 def gain(module: nn.Module) -> float:
-    """‖|W|‖_∞ of a linear module, rounded up: an output changes by at most this if every input changes by at most 1."""
+    """Return ‖|W|‖_∞ of a linear module, rounded up: the change of an output if every input changes by at most 1."""
     sizes = np.abs(numbers(module.weight))
     sums = sizes.sum(axis=summed_axes(module))
     return float(up(sums, sizes.size // max(1, sums.size)).max(initial=0.0))
@@ -51,7 +51,7 @@ def numbers(tensor: Any) -> Float[np.ndarray, "*shape"]:
 
 
 def add_block_errors(converted: nn.Module, report: Report) -> None:
-    """Add ‖|W₂|‖_∞·δ to every activation whose linear map is known, from a run or from the order of a container."""
+    """Add ‖|W₂|‖_∞·δ to every activation if a run, or the order of a container, shows which linear map follows it."""
     modules = dict(converted.named_modules())
     for path, module in modules.items():
         for gate, linear in _in_order(module):
@@ -64,13 +64,13 @@ def add_block_errors(converted: nn.Module, report: Report) -> None:
 
 
 def _in_order(module: nn.Module) -> Iterator[tuple[AttentionActivation, str]]:
-    """The activations of one container, each with the name of the linear map behind it."""
+    """Yield the activations of one container, each with the name of the linear map after it."""
     is_layer = isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer)
     if is_layer and isinstance(module.activation, AttentionActivation):
         yield module.activation, "linear2"
     last = None
     for name, child in module._modules.items() if isinstance(module, nn.Sequential) else ():
-        assert child is not None  # and named_children would name a shared activation once
+        assert child is not None  # named_children would list a shared activation only once
         if last is not None and summed_axes(child) is not None:
             yield last, name
         if not isinstance(child, nn.Dropout | nn.Identity | nn.Flatten):
@@ -102,7 +102,7 @@ def _is_watched(module: nn.Module) -> bool:
 
 @dataclasses.dataclass
 class _Watched:
-    """The outputs of linear maps that take the output of an activation, by path and number of the call."""
+    """The outputs of linear maps that take the output of an activation, by path and call number."""
 
     calls: Counter[str] = dataclasses.field(default_factory=Counter)
     outputs: dict[tuple[str, int], Tensor] = dataclasses.field(default_factory=dict)
@@ -126,7 +126,7 @@ class _Watched:
                 self.outputs[path, self.calls[path]] = output.detach().clone()
 
     def differ(self, path: str, module: nn.Module, inputs: Any, output: Tensor) -> None:
-        """Compare the output of the same call in the other model."""
+        """Compare an output with that of the same call in the other model."""
         self.calls[path] += 1
         other = self.outputs.pop((path, self.calls[path]), None)
         if other is not None:
@@ -144,7 +144,7 @@ def _after_calls(modules: Mapping[str, nn.Module], seen: Callable[[str, nn.Modul
 
 
 class _Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A record of the kernels of activations that run, whichever call starts them."""
+    """A record of the activation kernels that run, whichever call starts them."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -168,7 +168,7 @@ def _run(model: nn.Module, example: Any, which: str) -> Any:
 
 @contextlib.contextmanager
 def in_evaluation(model: nn.Module) -> Iterator[None]:
-    """Put the model into evaluation mode, and afterwards each module back into its former mode."""
+    """Put the model into evaluation mode. Afterwards, put each module back into its former mode."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -179,7 +179,7 @@ def in_evaluation(model: nn.Module) -> Iterator[None]:
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """The floating-point tensors in the output of a model, from all containers in it."""
+    """Return the floating-point tensors in the output of a model, from all containers in it."""
     if isinstance(value, Tensor):
         return [value] if value.is_floating_point() else []
     if dataclasses.is_dataclass(value) and not isinstance(value, Mapping):
@@ -189,7 +189,7 @@ def tensors_in(value: Any) -> list[Tensor]:
 
 
 def largest_difference(before: Any, after: Any) -> float | None:
-    """The largest difference of two numbers in these outputs; None if there are no numbers."""
+    """Return the largest difference between corresponding numbers of two outputs, or None if there are no numbers."""
     pairs = zip(tensors_in(before), tensors_in(after), strict=True)
     differences = [float((a.double() - b.double()).abs().max()) for a, b in pairs if a.numel()]
     return max(differences, default=None)

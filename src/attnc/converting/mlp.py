@@ -1,7 +1,7 @@
 """An MLP, or one feed-forward block, as a Program: Affine → Attention → Affine, with hidden units as tokens.
 
 Unit j with p keys is p tokens. Token (j, k) carries key (a_k, c_k) and value v_k + u_k·z_j. Token (j, 0) also carries
-the query (z_j, 1), and the result is read there. By a mask, unit j sees its own keys and no others.
+the query (z_j, 1), and the result is read there. A mask lets unit j see only its own keys.
 """
 
 from __future__ import annotations
@@ -41,18 +41,19 @@ if TYPE_CHECKING:
     from attnc.targets.target import Points, Values
 
 MAX_LINKS = 2**24
-"""Maximum number of entries of all affine maps together: an entry takes 24 bytes with its index, so 400 MB in all."""
+"""Maximum number of entries of all affine maps together. An entry takes 24 bytes with its index: 400 MB in all."""
 FINEST_PROOF = 1e-9
-"""The least eps for a proof. With exact gates the bound is the remainder of the proof alone, and a smaller one takes
-more time without telling more about the gates."""
+"""The smallest eps for a proof. With exact gates the bound is the remainder of the proof alone. A smaller eps takes
+more time and does not improve what is known about the gates."""
 LAYERED_PROOF_SECONDS = 1.0
-"""Seconds of a proof through several layers that are not ReLUs. Its enclosures are wide, so more time helps little."""
+"""Time limit, in seconds, for a proof through several layers that are not ReLUs. Its enclosures are wide, so more time
+helps little."""
 LOOSE_BOUND = 10.0
-"""The certified bound of a deep network is dropped if it exceeds this multiple of the proven error in exact arithmetic,
-which then says more."""
+"""The certified bound of a deep network is dropped if it exceeds the proven error in exact arithmetic by more than this
+factor. That error is then more useful."""
 MAX_PROVED_UNITS = 16
-"""Maximum number of hidden units of a network that is proved as one expression: every unit is a function of all inputs,
-and the time of the proof grows with their number."""
+"""Maximum number of hidden units of a network that is proved as one expression. Every unit is a function of all inputs,
+and the time of the proof grows with the number of units."""
 CHANNELS = ("z", "one", "slope", "offset", "value")
 
 
@@ -72,7 +73,7 @@ class Stage:
 def mlp_network(
     module: nn.Module, box: BoxLike | tuple[float, float], eps: float, progress: Progress | None
 ) -> Network:
-    """Do the work of `attnc.mlp_network`."""
+    """Compile a module, as `attnc.mlp_network` describes."""
     dtype = _dtype(in_a_row(module))
     converted, _ = convert_module(module, eps, True, None)
     parts = in_a_row(converted)
@@ -99,15 +100,18 @@ def mlp_network(
 
 
 def in_a_row(module: nn.Module) -> list[Any]:
-    """The linear maps and activations of a module, in the order in which they run; an activation may be a function."""
+    """Return the linear maps and activations of a module in the order in which they run.
+
+    An activation may be a function.
+    """
     if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
         return [module.linear1, module.activation, module.linear2]
     if isinstance(module, nn.Sequential):
         parts = (in_a_row(child) if isinstance(child, nn.Sequential) else [child] for child in module)
         return [part for row in parts for part in row if not isinstance(part, nn.Dropout | nn.Identity)]
     raise InputError(
-        f"give nn.Sequential(first_linear, activation, second_linear): a program is made of an nn.Sequential, or of "
-        f"the block of a transformer layer; found {type(module).__name__}"
+        f"give nn.Sequential(first_linear, activation, second_linear): a program is made from an nn.Sequential "
+        f"or from the block of a transformer layer; found {type(module).__name__}"
     )
 
 
@@ -119,7 +123,7 @@ def _dtype(chain: Sequence[Any]) -> str:
 
 
 def composed_error(stages: Iterable[Stage]) -> float:
-    """A bound of |converted − original| over all inputs, in exact arithmetic.
+    """Return a bound of |converted − original| over all inputs, in exact arithmetic.
 
     Proof.  A linear map turns an error e into |W|·e. An activation of Lipschitz constant L and error δ turns it into
             L·e + δ for every input, since gates are within δ of f everywhere.
@@ -159,7 +163,7 @@ def as_stages(parts: Sequence[nn.Module]) -> list[Stage]:
 
 
 def expression_target(stages: Sequence[Stage], box: Box) -> ExpressionTarget | None:
-    """The module as an expression, if it is small enough to be proved: one hidden layer, few units and inputs."""
+    """Return the module as an expression if it is small enough for a proof: one hidden layer, few units and inputs."""
     first, *rest = stages
     if len(rest) > 1 or any(stage.solved is not None for stage in rest):
         return None
@@ -183,7 +187,7 @@ def expression_target(stages: Sequence[Stage], box: Box) -> ExpressionTarget | N
 
 
 def relu_target(stages: Sequence[Stage], box: Box) -> ReLUNetwork | None:
-    """The module as a network of ReLUs, if it has no other activation. Its size does not matter to the proof."""
+    """Return the module as a ReLU network, or None if it has another activation. The proof works for any size."""
     if any(stage.solved is not None and stage.solved.activation.name != "relu" for stage in stages):
         return None
     linear = [*stages, *_last_affine(stages)]
@@ -191,7 +195,7 @@ def relu_target(stages: Sequence[Stage], box: Box) -> ReLUNetwork | None:
 
 
 def _last_affine(stages: Sequence[Stage]) -> list[Stage]:
-    """The identity, if the last stage has an activation: programs and ReLU networks end with an affine map."""
+    """Return the identity if the last stage has an activation. Programs and ReLU networks end with an affine map."""
     units = len(stages[-1].b)
     return [] if stages[-1].solved is None else [Stage(np.eye(units), np.zeros(units))]
 
@@ -212,7 +216,7 @@ class ModuleTarget(WeightedTarget):
         return np.asarray(x.numpy())
 
     def _through(self, reach: Points, size: Points) -> tuple[Values, Values, int]:
-        """By the Lipschitz constants of linear maps and activations. Rounding at the centres is not counted."""
+        """Use the Lipschitz constants of linear maps and activations. Rounding at the centres is not counted."""
         for stage in self.stages:
             reach = up(reach @ np.abs(stage.W).T, stage.W.shape[1] + 1)
             if stage.solved is not None:
@@ -258,7 +262,7 @@ def _program(stages: Sequence[Stage], dtype: str) -> Program:
 def _link(
     builder: AffineBuilder, tokens: np.ndarray, channel: str, results: np.ndarray, W: np.ndarray, b: np.ndarray
 ) -> None:
-    """Write W·y + b into a channel of the tokens. y are all input channels of one token, or one channel of several."""
+    """Write W·y + b into a channel of the tokens. y holds all inputs of one token, or one channel of several tokens."""
     for name, columns in zip(builder.channels_in, np.split(W, len(builder.channels_in), axis=1), strict=True):
         builder.link(tokens[:, None], channel, results, name, columns)
     builder.set(tokens, channel, b)

@@ -20,10 +20,11 @@ from attnc.converting.report import Replaced
 from attnc.errors import InputError
 
 BLOCK_BYTES = 2**22
-"""Bytes of the scores of one block, 4 MiB: larger blocks do not fit into the processor's last cache, and smaller ones
-spend their time on starting threads."""
+"""Size of the scores of one block, in bytes: 4 MiB. Larger blocks do not fit into the processor's last cache. With
+smaller ones most of the time goes into starting threads."""
 BLOCK_BYTES_ELSEWHERE = 2**26
-"""Bytes of the scores of one block on other devices, 64 MiB: there, starting a kernel costs more than memory."""
+"""Size of the scores of one block on other devices, in bytes: 64 MiB. There, starting a kernel costs more than
+memory."""
 HALVES = (torch.float16, torch.bfloat16)
 """The dtypes of half precision."""
 DTYPES = {torch.float64: "float64", torch.float32: "float32", torch.float16: "float32", torch.bfloat16: "float32"}
@@ -34,22 +35,22 @@ KEY_TENSORS = ("slopes", "offsets", "values", "carried")
 
 
 def scores(x: Tensor, slopes: Tensor, offsets: Tensor) -> Tensor:
-    """The scores, of shape (p, n), of n queries and p keys."""
+    """Return the scores of n queries and p keys, of shape (p, n)."""
     return torch.addcmul(offsets[:, None], slopes[:, None], x)
 
 
 def mean(weights: Tensor, values: Tensor) -> Tensor:
-    """The mean Σ_k w_k·v_k. It is no matrix product, which might run in TF32, or in bfloat16 under autocast."""
+    """Return Σ_k w_k·v_k. A matrix product is avoided: it might run in TF32, or in bfloat16 under autocast."""
     return (weights * values[:, None]).sum(0)
 
 
 def mean_(weights: Tensor, values: Tensor) -> Tensor:
-    """The same mean; it overwrites the weights."""
+    """Return the same mean, and overwrite the weights."""
     return weights.mul_(values[:, None]).sum(0)
 
 
 class Attend(torch.autograd.Function):
-    """Attention of the queries x over constant keys, block by block. Backward computes the weights again."""
+    """Attention of the queries x over constant keys, block by block. Backward recomputes the weights."""
 
     generate_vmap_rule = True
 
@@ -66,7 +67,7 @@ class Attend(torch.autograd.Function):
             return y if constant is None else y.add_(constant)
 
         def limit(x: Tensor) -> Tensor:
-            """The limit for large x. If nothing is carried, it is the constant, and not 0·∞."""
+            """Return the limit for large x. If nothing is carried, it is the constant and not 0·∞."""
             weights = torch.softmax(scores(within_reach(x), slopes, offsets), 0)
             constant = torch.zeros_like(x) if values is None else mean(weights, values)
             slope = torch.zeros_like(x) if carried is None else mean(weights, carried)
@@ -98,13 +99,16 @@ class Attend(torch.autograd.Function):
 
 
 def within_reach(x: Tensor) -> Tensor:
-    """x clipped to ±√max of its dtype: one key has all the weight there, and no score overflows."""
+    """Clip x to ±√max of its dtype. One key has all the weight there, and no score overflows."""
     reach = torch.full_like(x, math.sqrt(torch.finfo(x.dtype).max))
     return torch.where(x.abs() > reach, torch.copysign(reach, x), x)
 
 
 def or_limit(block: Callable[[Tensor], Tensor], limit: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Take `block`, or `limit` if the scores of a block overflow. Other devices and traces always take `limit`."""
+    """Use `block`, or `limit` if the scores of a block overflow.
+
+    Devices other than the CPU and traces always use `limit`.
+    """
 
     def run(x: Tensor) -> Tensor:
         traced = torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(x)
@@ -129,7 +133,7 @@ def in_blocks(run: Callable[[Tensor], Tensor], x: Tensor, num_keys: int) -> Tens
 
 
 def into(x: Tensor, run: Callable[[Tensor], Tensor]) -> Tensor:
-    """Write run(x) into x. If gradients are on, the old x is copied first, since backward needs it."""
+    """Write run(x) into x. If gradients are on, the old x is copied first, because backward needs it."""
     return x.copy_(run(x.clone() if x.requires_grad and torch.is_grad_enabled() else x))
 
 
@@ -162,7 +166,7 @@ class AttentionActivation(nn.Module):
         return self.compute(x.to(compute_dtype(x)).reshape(-1)).reshape(x.shape).to(x.dtype)
 
     def compute(self, x: Tensor) -> Tensor:
-        """The activation of a flat x, in the dtype of the result."""
+        """Return the activation of a flat x, in the dtype of the result."""
         slopes, offsets, values, carried = (getattr(self, name).to(x.device, x.dtype) for name in KEY_TENSORS)
         if any(key.requires_grad for key in (slopes, offsets, values, carried)):
             weights = torch.softmax(scores(x, slopes, offsets), 0)
@@ -172,7 +176,7 @@ class AttentionActivation(nn.Module):
         return Attend.apply(x, slopes, offsets, *given)  # type: ignore[no-untyped-call]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> AttentionActivation:
-        """Move the keys to the model's device. They stay float64. They are rounded to the dtype of x when used."""
+        """Move the keys to the model's device. They stay in float64, and are rounded to the dtype of x when used."""
         before = {name: getattr(self, name).detach() for name in KEY_TENSORS}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name in KEY_TENSORS:
@@ -186,7 +190,7 @@ class AttentionActivation(nn.Module):
 
 
 class AttentionPReLU(AttentionActivation):
-    """Two keys that carry weight·x and x, with the learnt weight of each channel (axis 1), or one for all."""
+    """PReLU by two keys that carry weight·x and x. There is one learnt weight per channel (axis 1), or one for all."""
 
     def __init__(self, solved: Solved, weight: nn.Parameter) -> None:
         super().__init__(solved, device=weight.device)
@@ -214,7 +218,7 @@ class AttentionSoftsign(AttentionActivation):
 
 
 class AttentionGLU(nn.Module):
-    """a·f(b), with a and b the two halves of an axis: the keys carry a, and the query is b."""
+    """a·f(b), where a and b are the two halves of an axis. The keys carry a, and the query is b."""
 
     def __init__(self, gate: AttentionActivation, dim: int = -1) -> None:
         super().__init__()
@@ -226,7 +230,7 @@ class AttentionGLU(nn.Module):
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
-    """The dtype in which the activation of x is computed; InputError if there is none."""
+    """Return the dtype in which the activation of x is computed. Raise InputError if there is none."""
     if x.dtype not in DTYPES:
         raise InputError(f"activations by attention take {DTYPE_NAMES}; found a tensor of {x.dtype}")
     return torch.float32 if x.dtype in HALVES else x.dtype

@@ -1,4 +1,4 @@
-"""Read torch modules and calls: the activation with its parameters, or the reason why it cannot be attention."""
+"""Recognise activations in torch modules and calls, each with its parameters or the reason why it is left."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from attnc.converting.activations import Activation
 
 SOFTPLUS_JUMP = 1e-8
-"""The largest jump of a softplus that is converted. torch's softplus is x beyond a threshold, where it jumps; with the
+"""The largest jump of a softplus that is converted. torch's softplus is x beyond a threshold, and jumps there. With the
 default threshold 20 the jump is 2.1e-9."""
 
 
@@ -24,7 +24,7 @@ default threshold 20 the jump is 2.1e-9."""
 class ActivationCall:
     """An activation of one tensor, or a·f(b) of the halves of the axis `gate_dim`.
 
-    `activation` is None if it cannot be converted, for the `reason` that is given.
+    If it cannot be converted, `activation` is None and `reason` explains why.
     """
 
     input: Any
@@ -35,7 +35,7 @@ class ActivationCall:
 
 
 Reading = Activation | str
-"""An activation, or the reason why it cannot be attention."""
+"""An activation, or the reason why attention cannot compute it."""
 
 
 def _made(name: str, **parameters: float) -> Activation:
@@ -83,7 +83,7 @@ WITHOUT_PARAMETERS = (
     *("relu", "relu6", "hardswish", "hardsigmoid", "silu", "mish", "sigmoid", "logsigmoid", "tanh", "tanhshrink"),
     *("softsign", "selu", "erf"),
 )
-"""The activations without parameters, whose names are those of the gates."""
+"""The activations without parameters. Their gates have the same names."""
 READERS: dict[str, Callable[..., Reading]] = {
     **{name: _plain(name) for name in WITHOUT_PARAMETERS},
     **{name: _with_alpha(name) for name in ("elu", "celu")},
@@ -99,7 +99,7 @@ READERS: dict[str, Callable[..., Reading]] = {
     "threshold": _threshold,
     "glu": lambda dim=-1: Activation("sigmoid"),
 }
-"""torch's name of a function → the reader of its parameters. A reader has torch's own names of them, in torch's order,
+"""torch's name of a function → the reader of its parameters. A reader takes them by torch's names and in torch's order,
 without the first (`input`) and the last (`inplace`). torch's modules have attributes of the same names."""
 PARAMETERS = {name: tuple(signature(reader).parameters) for name, reader in READERS.items()}
 
@@ -112,7 +112,7 @@ def _read(name: str, input: Any, inplace: bool = False, **given: Any) -> Activat
 
 
 def _functions() -> dict[Any, tuple[str, bool]]:
-    """torch's functions of these names → (name in READERS, whether it writes into its input)."""
+    """Return torch's functions of these names → (name in READERS, whether the function writes into its input)."""
     found: dict[Any, tuple[str, bool]] = {}
     for name in READERS:
         for place in (F, torch, torch.special, Tensor, torch._C._nn):
@@ -124,7 +124,10 @@ def _functions() -> dict[Any, tuple[str, bool]]:
 
 
 def _modules() -> dict[type[nn.Module], str]:
-    """torch's module of an activation → its name in READERS; the names differ in capitals and underscores alone."""
+    """Return torch's module of an activation → its name in READERS.
+
+    The names differ only in capitals and underscores.
+    """
     kinds = {name.lower(): kind for name, kind in vars(nn).items() if isinstance(kind, type)}
     return {kinds[key]: name for name in READERS if (key := name.replace("_", "")) in kinds}
 
@@ -145,12 +148,12 @@ LIBRARY: dict[str, str] = {
     "MishActivation": "mish",
 }
 LIBRARIES = ("transformers.activations", "transformers.models.bloom.modeling_bloom")
-"""The modules whose classes in LIBRARY are known activations; their other classes are read like any code."""
+"""The Python modules whose classes LIBRARY lists as known activations. Their other classes are read like any code."""
 FUNCTIONS, MODULES = _functions(), _modules()
 
 
 def read_module(module: nn.Module) -> ActivationCall | None:
-    """The activation that a module is; None if it is none."""
+    """Return the activation that a module computes, or None if it is not an activation."""
     kind = type(module)
     if kind.__module__ in LIBRARIES and kind.__name__ in LIBRARY:
         return ActivationCall(None, Activation(LIBRARY[kind.__name__]))
@@ -163,19 +166,19 @@ def read_module(module: nn.Module) -> ActivationCall | None:
 
 
 def why_fused(module: nn.Module) -> str | None:
-    """The reason why the activations of a module cannot be replaced; None if they can."""
+    """Return the reason why the activations of a module cannot be replaced, or None if they can."""
     return next((reason for kind, reason in FUSED.items() if isinstance(module, kind)), None)
 
 
 def read_function(function: Any) -> ActivationCall | None:
-    """The activation that a function kept as an attribute is, with its bound arguments; None if it is none."""
+    """Return the activation that an attribute of a module computes, with its bound arguments, or None."""
     if isinstance(function, functools.partial):
         return None if function.args else read_call(function.func, (None,), function.keywords)
     return read_call(function, (None,), {})
 
 
 def name_of(function: Any) -> tuple[str, bool] | None:
-    """torch's name of an activation, and whether this function writes into its input; None for other functions."""
+    """Return torch's name of an activation, and whether it writes into its input. Return None for other functions."""
     try:
         return FUNCTIONS.get(function)
     except TypeError:  # not hashable
@@ -183,7 +186,7 @@ def name_of(function: Any) -> tuple[str, bool] | None:
 
 
 def read_call(function: Any, args: Sequence[Any], options: Mapping[str, Any]) -> ActivationCall | None:
-    """The activation that a call of the function computes; None if it is none."""
+    """Return the activation that a call of the function computes, or None if it is not an activation."""
     found = name_of(function)
     if found is None:
         return None

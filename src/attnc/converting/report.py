@@ -1,4 +1,4 @@
-"""The report of a conversion: activations with keys and errors, parts left with reasons. Also its model card."""
+"""The report of a conversion and the model card: activations with keys and errors, and the parts left with reasons."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from attnc.model_card import code, escape, fenced
 from attnc.wording import ceiling
 
 HEADERS = ("path", "activation", "keys", "proven error", "proven block error", "range seen", "measured drift")
-"""The heads of the columns of the table."""
+"""The column headers of the table."""
 
 
 @dataclass
 class Replaced:
     """One activation of the model that is now attention.
 
-    `error` is proven, in exact arithmetic, for every x of `domain`, with the keys as the dtype stores them.
-    `block_error` is ‖|W₂|‖_∞·error, proven, if the linear map that follows is known. `seen` is the range of the
-    pre-activations and `drift` the largest change of the block's output; both are measured on the example.
+    `error` is proven in exact arithmetic for every x in `domain`, with the keys as the dtype stores them.
+    `block_error` is ‖|W₂|‖_∞·error, also proven, if the linear map that follows is known. `seen` is the range of the
+    pre-activations, and `drift` is the largest change of the block's output. Both are measured on the example.
     """
 
     path: str
@@ -59,11 +59,11 @@ class Left:
 
 @dataclass
 class EndToEnd:
-    """Differences of the original and the converted model, measured on given inputs."""
+    """Differences between the original and the converted model, measured on given inputs."""
 
     inputs: str
     hidden: float | None = None
-    cosine: float | None = None  # 1 − the least cosine of pooled outputs
+    cosine: float | None = None  # 1 − the smallest cosine between pooled outputs
     size: float | None = None  # the largest number in the hidden states of the original
 
 
@@ -74,11 +74,11 @@ class Report:
     Attributes
     ----------
     eps : float
-        The error asked for, per activation.
+        The requested error per activation.
     dtype : str
         The dtype in which the keys are proved.
     replaced : list of Replaced
-        The activations that are attention now, with proven and measured figures.
+        The activations that are now attention, with proven and measured figures.
     left : list of Left
         The parts that could not be converted, with reasons.
     notes : list of str
@@ -148,7 +148,7 @@ class Report:
         drift = self.end_to_end
         if drift is not None and drift.hidden is not None:
             pooled = "" if drift.cosine is None else f", 1 − cosine of pooled outputs {drift.cosine:.2e}"
-            lines.append(f"measured on {drift.inputs}: outputs move {drift.hidden:.2e}{pooled}")
+            lines.append(f"measured on {drift.inputs}: outputs change by up to {drift.hidden:.2e}{pooled}")
         return lines
 
 
@@ -161,10 +161,10 @@ def model_card(report: Report, source: str, architecture: str) -> str:
         f"{code(architecture)}, converted by attnc: {len(report.replaced)} activation(s) ({escape(', '.join(kinds))}) "
         "are now softmax attention over a few constant keys. Linear maps, attention, normalisation and all weights are "
         "those of the source, and so is its licence.",
-        "## How far off it can be",
+        "## Error bounds",
         f"Every activation is within **{ceiling(report.error)}** of the original everywhere: proven, in exact "
-        f"arithmetic, with the keys as {escape(report.dtype)} stores them. A block error is that times the largest row "
-        "sum of |W₂|, proven too. Ranges and drift are measured, on the inputs named below.",
+        f"arithmetic, with the keys as {escape(report.dtype)} stores them. A block error is this error times the "
+        "largest row sum of |W₂|, and is proven too. Ranges and drift are measured on the inputs named below.",
         report.markdown(),
     ]
     if drift is not None and drift.hidden is not None:

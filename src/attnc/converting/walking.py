@@ -29,11 +29,11 @@ from attnc.converting.report import Left, Replaced, Report
 from attnc.errors import InputError, real_number
 
 DEVICES = ("cpu", "cuda", "mps", "xpu")
-"""The devices on which tensors have values; a model on the meta device has none."""
+"""The devices on which tensors have values. On the meta device they have none."""
 
 
 def convert_module(module: nn.Module, eps: float, strict: bool, example: Any) -> tuple[nn.Module, Report]:
-    """Do the work of `attnc.convert`."""
+    """Convert a model, as `attnc.convert` describes."""
     eps = _check(module, eps)
     dtype = _dtype_of(module)
     dtypes = ("float64", "float32") if dtype is None else (DTYPES[dtype],)
@@ -46,13 +46,13 @@ def convert_module(module: nn.Module, eps: float, strict: bool, example: Any) ->
         raise InputError(f"the model cannot be copied, and attnc never changes the original: {error}") from error
     walk = _Conversion(report, dtypes, next((tensor.device for tensor in module.parameters()), None))
     converted = walk.convert(copied)
-    walk.done.clear()  # the walk stays with the gates of functions, and would keep the replaced modules
+    walk.done.clear()  # the gates of functions hold this walk, which would keep the replaced modules in memory
     if example is not None:
         measuring.compare(module, converted, example, report)
     if not report.replaced and not report.left and not walk.num_intercepted:
         raise InputError(
-            f"there is no activation in this {type(module).__name__}: nothing to convert. Give example= to find the "
-            "calls that its code does not show, by a run."
+            f"there is no activation in this {type(module).__name__}: nothing to convert. Give example= to find "
+            "calls that only a run shows."
         )
     measuring.add_block_errors(converted, report)
     if strict and report.left:
@@ -82,14 +82,14 @@ def _check(module: Any, eps: Any) -> float:
         if tensor.device.type not in DEVICES:
             raise InputError(f"{name} is on the device {tensor.device}: convert the model on {', '.join(DEVICES)}")
         if tensor.is_complex():
-            raise InputError(f"{name} is complex: activations by attention are of real numbers")
+            raise InputError(f"{name} is complex: attention computes activations of real numbers only")
         if (tensor.is_floating_point() and tensor.dtype not in DTYPES) or tensor.is_quantized:
             raise InputError(f"{name} is {tensor.dtype}: convert the model in one of {DTYPE_NAMES}")
     return eps
 
 
 def _dtype_of(module: nn.Module) -> torch.dtype | None:
-    """The dtype of most parameters; None for a model without parameters, whose dtype is that of the input."""
+    """Return the dtype of most parameters. It is None for a model without parameters, which follows its input."""
     counts: dict[torch.dtype, int] = {}
     for tensor in module.parameters():
         if tensor.is_floating_point():
@@ -98,7 +98,7 @@ def _dtype_of(module: nn.Module) -> torch.dtype | None:
 
 
 class FunctionGates(nn.Module):
-    """The attention for the calls of activations in a module's code; each gate is made at its first call."""
+    """The attention that computes activations called in a module's code. Each gate is made at its first call."""
 
     def __init__(self, path: str, walk: _Conversion) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class FunctionGates(nn.Module):
         self.gates = nn.ModuleDict()
 
     def answer(self, call: ActivationCall, x: Tensor) -> Tensor | None:
-        """The result of a call, or None if the framework's own function is to run."""
+        """Return the result of a call, or None if the framework's own function should run."""
         if x.dtype not in DTYPES:
             call = ActivationCall(x, None, reason=call.reason or f"a tensor of {x.dtype}")
         elif call.activation is not None and call.activation.name == "prelu":
@@ -136,7 +136,7 @@ class _Conversion:
     done: dict[nn.Module, nn.Module] = dataclasses.field(default_factory=dict)  # a module → its replacement, or itself
 
     def convert(self, module: nn.Module, path: str = "") -> nn.Module:
-        """The module in attention: another one if it is an activation, or itself with its parts converted."""
+        """Return a new module for an activation, otherwise the module itself with its parts converted."""
         if _is_ours(module):
             return module
         if module in self.done:
@@ -174,7 +174,7 @@ class _Conversion:
         return made if call.gate_dim is None else AttentionGLU(made, call.gate_dim)
 
     def convertible(self, call: ActivationCall | None, path: str, what: str) -> Activation | None:
-        """The activation of a call. One that cannot be converted is left, and named in the report."""
+        """Return the activation of a call. If it cannot be converted, list it in the report and return None."""
         if call is not None and call.activation is None:
             self.leave(path, what, call.reason)
         return None if call is None else call.activation
@@ -205,7 +205,7 @@ class _Conversion:
             raise InputError(f"{path or 'the model'}: {error}") from None
 
     def _prelu(self, module: nn.Module, path: str) -> nn.Module:
-        """A ReLU plus the weight times the rest of x: an error of the ReLU counts |1 − weight| times."""
+        """Compute a ReLU plus the weight times the rest of x. An error of the ReLU counts |1 − weight| times."""
         weight = module.weight
         assert isinstance(weight, nn.Parameter)
         jump = float((1 - weight.detach().double()).abs().max()) * ROUNDED_UP
@@ -227,7 +227,7 @@ class _Conversion:
             self.report.left.append(entry)
 
     def _code(self, module: nn.Module, path: str) -> None:
-        """Turn functions that are attributes into modules, and answer calls in the code while it runs."""
+        """Turn functions that are attributes into modules, and compute the calls in the code while it runs."""
         for name, value in list(vars(module).items()):
             call, inner = read_function(value), _joined(path, name)
             activation = self.convertible(call, inner, "function")
@@ -258,14 +258,14 @@ class _Conversion:
         intercept(module, holder, {"forward", *methods})
 
     def _close_fast_path(self, module: nn.Module, path: str) -> None:
-        """Keep torch from its fused kernels for encoder layers, which compute ReLU or GELU themselves."""
+        """Turn off torch's fused kernels for encoder layers, because they compute ReLU or GELU themselves."""
         if isinstance(module, nn.TransformerEncoderLayer):
             module.activation_relu_or_gelu = 0
         if isinstance(module, nn.TransformerEncoder) and module.use_nested_tensor:
             module.use_nested_tensor = module.enable_nested_tensor = False
             self.report.notes.append(
-                f"{path or 'the model'}: padded positions are now computed, as torch does it in training; torch's "
-                "fused path, which is closed here, returns 0 for them"
+                f"{path or 'the model'}: padded positions are now computed, as torch does in training. torch's "
+                "fused path, which is turned off here, returns 0 for them"
             )
 
 
@@ -278,7 +278,7 @@ def _is_ours(module: nn.Module) -> bool:
 
 
 def _hidden_activations(module: nn.Module) -> Iterator[str]:
-    """The activations in lists and dictionaries, which torch does not search."""
+    """Yield the activations in lists and dictionaries, which torch does not search."""
     for value in vars(module).values():
         inside = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
         for item in inside:

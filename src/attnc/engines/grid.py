@@ -1,17 +1,17 @@
-"""Heads whose keys form a grid: their softmax is a product of one softmax per axis.
+"""Heads whose keys form a grid. Their softmax is a product of one softmax per axis.
 
-A head is a grid if its scores are Σ_i a_{i,k_i}·t_i + c_k over all index tuples k, with t_i the entries of its query
-that move, and c_k = Σ_i c_{i,k_i} + ρ_k with a small ρ. Then its weights are Π_i softmax_i(t_i)_{k_i}, up to factors
-e^{ρ_k}: p^d exponentials become d·p, or fewer (see `grid_axis`), and values are contracted one axis after the other.
-The grid is read from the folded weights, whatever the order of the keys.
+A head is a grid if its scores are Σ_i a_{i,k_i}·t_i + c_k over all index tuples k. Here t_i are the entries of its
+query that depend on the point, and c_k = Σ_i c_{i,k_i} + ρ_k with a small ρ. Then its weights are Π_i
+softmax_i(t_i)_{k_i}, up to factors e^{ρ_k}. So p^d exponentials become d·p, or fewer (see `grid_axis`), and values are
+contracted one axis after the other. The grid is read from the folded weights, whatever the order of the keys.
 
-Arithmetic is float64 whatever the program's dtype. Its roundings are among those that `ir.rounding` grants to any
-evaluation: those of t and a few relative ones more, and γ_2(|a t| + |c|) per axis in the scores. Everything beyond that
-is bounded by `truncation`, a bound of Σ_k |weight used − weight|. It covers the weights that windows leave out, powers
-in place of exponentials, d exponentials in place of one, ρ, and offsets that are larger one by one than together.
+Arithmetic is float64, whatever the program's dtype. Its roundings are among those that `ir.rounding` allows for any
+evaluation: those of t, a few more relative ones, and γ_2(|a t| + |c|) per axis in the scores. `truncation` bounds
+everything else: it is a bound of Σ_k |weight used − weight|. It covers the weights that windows leave out, powers in
+place of exponentials, d exponentials in place of one, ρ, and offsets that are larger one by one than in their sum.
 
-Points that share a window of values on every axis form a group, and are contracted together: in numpy (`Tiles`), or by
-compiled loops (`grid_numba`) once enough work was done to pay for the compilation.
+Points that share a window of values on every axis form a group, and are contracted together. This is done in numpy
+(`Tiles`), or by compiled loops (`grid_numba`) once there is enough work to pay for the compilation.
 """
 
 from __future__ import annotations
@@ -34,33 +34,36 @@ from attnc.numerics.arrays import Float, Int
 from attnc.numerics.rounding import LIBM_ULPS, UNIT_ROUNDOFF, gamma, up
 
 FEWEST_KEYS = 64
-"""Keys below which a plain softmax is as fast as a grid."""
+"""Number of keys below which a plain softmax is as fast as a grid."""
 MOST_RESIDUE = 5e-13
-"""Largest |ρ| that is dropped and counted as truncation. A larger ρ is kept: in the values, and as a column of its own
-by which the averages are divided."""
+"""Largest |ρ| that is dropped and counted as truncation. A larger ρ is kept in two places: in the values, and in a
+column of its own by which the averages are divided."""
 LARGEST_RESIDUE = 4.0
 """Largest |ρ| of a grid. In float32 the rounding of large offsets alone may be near 1."""
 MOST_TRUNCATION = 1e-12
-"""Largest Σ|weight used − weight| at which a head is evaluated as a grid: far below the error of any certificate."""
+"""Largest Σ|weight used − weight| at which a head is evaluated as a grid. It is far below the error of any
+certificate."""
 LARGEST_VALUE = 1e200
-"""Largest |value| of a grid: times a weight before normalisation it is still far from overflow."""
+"""Largest |value| of a grid. Its product with a weight before normalisation is far from overflow."""
 LARGEST_SCORE = 1e300
-"""Largest |slope·t|: arguments are cut to where scores stay below it, so that none is infinite."""
+"""Largest |slope·t|. Arguments are clipped so that scores stay below it, and none is infinite."""
 
 WORK_WORTH = 2**28
-"""Work (see `work_per_point`) done in numpy before loops are compiled: it takes a second or two, as compiling does."""
+"""Amount of work (see `work_per_point`) done in numpy before loops are compiled. It takes one or two seconds, as long
+as compiling."""
 MOST_GROUPS = 2**20
-"""Largest number of groups for compiled loops, which count the points of every group: 8 MiB of counts."""
+"""Maximum number of groups for compiled loops. They count the points of every group: 8 MiB of counts."""
 
 CELLS_PER_BATCH = 2**18
-"""Array cells of the tiles that are worked on together, 2 MiB: with fewer, Python between them takes longer."""
+"""Number of array cells of the tiles that are processed together: 2 MiB. With fewer, more time goes into Python."""
 LARGE_WINDOW = 2**13
-"""Cells of a window from which on threads run side by side. Calls on smaller ones are so short that threads would only
-wait for each other's, so these take turns."""
+"""Smallest window, in cells, for which threads run in parallel. Calls on smaller windows are so short that threads
+would only wait for each other, so these calls take turns."""
 LARGEST_TILE = 128
-"""Most points of a tile: its weights, in a window of 16 places, are 16 KiB, half of a first-level cache."""
+"""Maximum number of points of a tile. Its weights in a window of 16 places take 16 KiB, half of a first-level cache."""
 PRODUCT_SIZE = 2**18
-"""Multiplications in one matrix product: a larger one starts threads of BLAS, which compete with the engine's own."""
+"""Maximum number of multiplications in one matrix product. A larger product starts BLAS threads, which compete with the
+engine's own."""
 
 U = UNIT_ROUNDOFF["float64"]
 
@@ -70,11 +73,12 @@ U = UNIT_ROUNDOFF["float64"]
 
 @dataclass(frozen=True, eq=False)
 class GridTables:
-    """A grid of keys, axis by axis. If `is_weighted`, the last column of values is the weight e^ρ, which is also a
-    factor of the others.
+    """A grid of keys, axis by axis.
 
-    In exact arithmetic, |evaluation − softmax| ≤ truncation · max_k |v_k|. In floating point this is added to the error
-    of a plain evaluation.
+    If `is_weighted`, the last column of values is the weight e^ρ, which is also a factor of the other columns.
+
+    In exact arithmetic, |evaluation − softmax| ≤ truncation · max_k |v_k|. In floating point, the error of a plain
+    evaluation is added.
     """
 
     features: tuple[int, ...]  # the entries of the query, one per axis
@@ -85,7 +89,10 @@ class GridTables:
 
     @classmethod
     def of(cls, head: FoldedHead) -> GridTables | None:
-        """Return the head as a grid, or None if it is none, or has a mask, several queries or parts that move."""
+        """Return the head as a grid.
+
+        Return None if its keys form none, or if it has a mask, several queries or moving keys.
+        """
         is_plain = head.mask is None and head.queries.shape[0] == 1 and head.values.shape[1] > 0
         if not (is_plain and head.keys.is_constant and head.values.is_constant and head.keys.shape[0] >= FEWEST_KEYS):
             return None
@@ -108,7 +115,7 @@ class GridTables:
         size = -np.abs(grid.offsets)
         for along in np.ix_(*split.lines):
             size = size + np.abs(along)
-        # Every axis adds an exponential, a sum, a quotient and a product; so does e^ρ.
+        # Every axis adds an exponential, a sum, a quotient and a product. So does e^ρ.
         terms = [(d + 1) * (2 * LIBM_ULPS + 6) * U, gamma(d + 3, U) * float(max(0.0, size.max()))]
         if is_weighted:
             weights = np.exp(split.misfit)[..., None]
@@ -151,12 +158,14 @@ class _Compiling:
 
 
 COMPILING = _Compiling()
-"""One for all heads of a process, since they share the compiled code."""
+"""There is one object for all heads of a process, because they share the compiled code."""
 
 
 class GridHead:
-    """A head of the numpy engine over a grid of keys. `truncation[o]` bounds the error of its output o, before W_O,
-    beyond the rounding of a plain evaluation."""
+    """A head of the numpy engine over a grid of keys.
+
+    `truncation[o]` bounds the error of its output o, before W_O, beyond the rounding of a plain evaluation.
+    """
 
     def __init__(self, head: FoldedHead, grid: GridTables) -> None:
         self.grid = grid
@@ -164,7 +173,7 @@ class GridHead:
         self.truncation: Float[np.ndarray, " d_v"] = np.nextafter(grid.truncation * largest, np.inf)
         self._dtype = head.W_O.dtype
         others = np.setdiff1d(np.flatnonzero(np.diff(head.queries.linear.indptr)), grid.features).tolist()
-        moving = [*grid.features, *others]  # the entries of the query that move; on the others, no two keys differ
+        moving = [*grid.features, *others]  # the entries that depend on the point; on the others, no two keys differ
         self._linear = head.queries.linear[moving].astype(np.float64)
         self._constants = head.queries.constant.toarray().T[moving].astype(np.float64)
         limits = [LARGEST_SCORE / max(1.0, np.abs(axis.slopes).max()) for axis in grid.axes]
@@ -177,7 +186,7 @@ class GridHead:
 
     @classmethod
     def of(cls, head: FoldedHead) -> GridHead | None:
-        """Return the head evaluated axis by axis, or None if its keys are no grid."""
+        """Return the head evaluated axis by axis, or None if its keys do not form a grid."""
         grid = GridTables.of(head)
         return None if grid is None else cls(head, grid)
 
@@ -211,16 +220,16 @@ class GridHead:
 class Tiles:
     """The averages over a grid, in numpy.
 
-    Points are sorted by group and cut into tiles of equally many; the last tile of a group repeats its last point. The
-    weights of a tile on the first axes are multiplied out to the rows of one matrix, so that one product with the
-    values of the window contracts these axes; the other axes follow.
+    Points are sorted by group and cut into tiles of equal size. The last tile of a group repeats its last point. The
+    weights of a tile on the first axes are multiplied out to the rows of one matrix. One product with the values of the
+    window then contracts these axes, and the other axes follow.
     """
 
     def __init__(self, grid: GridTables) -> None:
         self._axes, self._columns = grid.axes, grid.values.shape[-1]
         widths = [axis.width for axis in grid.axes]
         d = len(widths)
-        # Multiplying out the first s axes makes math.prod(widths[:s]) rows; the product then leaves the others'.
+        # Multiplying out the first s axes makes math.prod(widths[:s]) rows. The product leaves those of the other axes.
         self.split = min(range(1, d + 1), key=lambda s: math.prod(widths[:s]) + self._columns * math.prod(widths[s:]))
         self._rows, self._rest = math.prod(widths[: self.split]), math.prod(widths[self.split :])
         order = (*range(self.split, d), d, *range(self.split))
@@ -285,7 +294,7 @@ class Tiles:
 def _locate(
     axis: WindowedAxis, t: Float[np.ndarray, " batch"]
 ) -> tuple[Int[np.ndarray, " batch"], Float[np.ndarray, " batch"]]:
-    """Return the group of every point, counted from 0, and the argument of the weights: E with a table, t without."""
+    """Return the group of every point, counted from 0, and the argument of the weights: E with a table, else t."""
     if axis.num_groups == 1:
         return np.zeros(len(t), np.int64), t
     y = t - axis.origin

@@ -1,15 +1,15 @@
 """One axis of a grid of anchors: its softmax over a window of anchors, and the weight of the anchors left out.
 
-Weights on one axis are ∝ exp(a_k·t + c_k), k < p, with slopes a_k in ascending order. Neighbours k and k+1 are level
-at the edge e_k = −(c_{k+1} − c_k)/(a_{k+1} − a_k). Where edges ascend, anchor m is on top for t between e_{m−1} and
-e_m, and
+Weights on one axis are ∝ exp(a_k·t + c_k), k < p, with slopes a_k in ascending order. Neighbours k and k+1 have
+equal scores at the edge e_k = −(c_{k+1} − c_k)/(a_{k+1} − a_k). Where edges ascend, anchor m has the largest
+score for t between e_{m−1} and e_m, and
 
     (a_k t + c_k) − (a_m t + c_m) = Σ_{j=m}^{k−1} (a_{j+1} − a_j)(t − e_j)      for k > m, and likewise for k < m.
 
-With gaps of slopes ≥ Δ, gaps of edges ≥ h and t ≤ e_m + σ, the n-th anchor beyond m is behind by at least
-Δ(n−1)(nh/2 − σ) − Δ_max σ: a Gaussian tail, summed in `_Tail`. So a group of a few anchors that are on top next to each
-other share a window of w anchors more on either side, and all anchors outside it weigh less than the tail. If the edges
-are not equally spaced (to h/128), the whole axis is one window.
+With gaps of slopes ≥ Δ, gaps of edges ≥ h and t ≤ e_m + σ, the score of the n-th anchor beyond m is lower by at least
+Δ(n−1)(nh/2 − σ) − Δ_max σ. This is a Gaussian tail, summed in `_Tail`. So a group of a few neighbouring anchors shares
+one window, which has w more anchors on either side. All anchors outside it weigh less than the tail. If the edges are
+not equally spaced (to h/128), the whole axis is one window.
 """
 
 from __future__ import annotations
@@ -23,31 +23,33 @@ from attnc.numerics.arrays import Float, Int
 from attnc.numerics.rounding import LIBM_ULPS, UNIT_ROUNDOFF, compensated_sum, halves, product_and_error, up
 
 TAIL = 1e-13
-"""Largest Σ|weight in the window − weight| over all axes of a head: a tenth of the truncation that a grid may have."""
+"""Largest Σ|weight in the window − weight| over all axes of a head. It is a tenth of the truncation that a grid may
+have."""
 POWERS = 3e-13
-"""Largest Σ|weight − exact weight| over all axes that powers in place of exponentials may cost: with the tails they
-stay below the truncation that a grid may have."""
+"""Largest Σ|weight − exact weight| over all axes that powers in place of exponentials may cause. Together with the
+tails it stays below the truncation that a grid may have."""
 LARGEST_EXPONENT = 200.0
-"""Largest |log E^j| over all axes: weights before normalisation are far from overflow and underflow."""
+"""Largest |log E^j| over all axes. Weights before normalisation are then far from overflow and underflow."""
 BEYOND_ENDS = 40.0
-"""Lead of the end anchor up to which tables go on beyond the lattice. Farther points count as if they were there, which
-moves their weights by e⁻⁴⁰."""
+"""Tables extend beyond the lattice until the score of the end anchor leads by this much. Farther points are treated as
+if they were there, which changes their weights by e⁻⁴⁰."""
 GROUPS_PER_BLOCK = 2**14
-"""Groups of a table that are made together: the arrays in between are ten times as large as the table."""
+"""Number of groups of a table that are made together. The temporary arrays are ten times as large as the table."""
 LEAST_EXPONENT = -50.0
-"""Exponents below this, relative to the largest, count as this: no product of such weights underflows."""
+"""Smallest exponent relative to the largest. Smaller ones are raised to it, so that no product of such weights
+underflows."""
 
 U = UNIT_ROUNDOFF["float64"]
 
 
 @dataclass(frozen=True, eq=False)
 class WindowedAxis:
-    """One axis: a point t belongs to group ⌊y⌋, y = (t − origin)·inverse cut to [first, last].
+    """One axis: a point t belongs to group ⌊y⌋, where y is (t − origin)·inverse clipped to [first, last].
 
-    The window of a group begins at `starts[group]` and has `width` places. Anchors stand at the places
-    front … front + p − 1 of `padded`; the other places have no weight. With a `table` the weight of place j in a window
-    is table[group, j]·E^j, E = exp(kappa·(y − ⌊y⌋ − ½)); without one it is exp(slopes·t + offsets) divided by the
-    largest such number. `error` bounds Σ|weight − exact weight|, both normalised.
+    The window of a group begins at `starts[group]` and has `width` places. Anchors are at the places front … front + p
+    − 1 of `padded`. The other places have no weight. With a `table` the weight of place j in a window is table[group,
+    j]·E^j, E = exp(kappa·(y − ⌊y⌋ − ½)). Without a table it is exp(slopes·t + offsets) divided by the largest such
+    number. `error` bounds Σ|weight − exact weight|, both normalised.
     """
 
     slopes: Float[np.ndarray, " padded"]
@@ -76,7 +78,7 @@ def make_axis(
     slopes: Float[np.ndarray, " p"], offsets: Float[np.ndarray, " p"], num_axes: int, growth: float = 1.0
 ) -> WindowedAxis:
     """Return the axis with these ascending slopes, one of `num_axes` of a grid that multiplies errors by `growth`."""
-    with np.errstate(over="ignore", invalid="ignore"):  # edges that are not finite are not even
+    with np.errstate(over="ignore", invalid="ignore"):  # edges that are not finite do not count as even
         edges = -np.diff(offsets) / np.diff(slopes)
     even = _EvenEdges.of(slopes, edges, TAIL / (2 * num_axes * growth))
     if even is None:
@@ -91,7 +93,7 @@ def make_axis(
 class _EvenEdges:
     """Edges that are h apart, to within h/128.
 
-    Groups are counted from the edge nearest 0: there t − origin costs no more than a relative rounding of t, and of h.
+    Groups are counted from the edge nearest 0. There t − origin costs no more than a relative rounding of t and of h.
     """
 
     slopes: Float[np.ndarray, " p"]
@@ -112,7 +114,7 @@ class _EvenEdges:
         if not (h > 0 and misfit <= h / 128 and math.isfinite(4 / h)):
             return None
         gaps = np.diff(slopes)
-        # Edges counted from the origin are off by its misfit and their own.
+        # The error of an edge counted from the origin is the misfit of the origin plus its own.
         tails = _Tail(float(gaps.min()), float(gaps.max()), h - 2 * misfit, 2 * misfit)
         if not (tails.most * h < 1e300 and tails(p) <= tail):
             return None
@@ -139,12 +141,14 @@ class _EvenEdges:
     def with_powers(
         self, axis: WindowedAxis, offsets: Float[np.ndarray, " p"], num_axes: int, growth: float
     ) -> WindowedAxis | None:
-        """Return the axis with a table, or None unless slopes are equally spaced and the powers accurate and in range.
+        """Return the axis with a table.
 
-        E is off by a factor e^{±ε}, ε = 2·LIBM_ULPS·u + 3u·kappa/2; so E^j, once normalised, is off by (width/2)·ε and
-        its own roundings. Slopes that miss the spacing by ρ_k change a score by at most ρ_k times half a group. The
-        rounding of t and of the middle of its group is a relative rounding of t, and 2u of a group. If weights are off
-        by factors e^{±θ}, the sum of |changes| is at most 2·tanh(θ/2) ≤ θ.
+        Return None unless slopes are equally spaced, and powers are accurate and in range.
+
+        E has a relative error e^{±ε}, ε = 2·LIBM_ULPS·u + 3u·kappa/2. So the error of E^j, once normalised, is
+        (width/2)·ε plus its own roundings. Slopes that miss the spacing by ρ_k change a score by at most ρ_k times half
+        a group. The rounding of t and of the middle of its group is a relative rounding of t, and 2u of a group. If
+        weights change by factors e^{±θ}, the sum of |changes| is at most 2·tanh(θ/2) ≤ θ.
         """
         p, width, step = len(self.slopes), axis.width, self.group * self.h
         spacing = float(self.slopes[-1] - self.slopes[0]) / (p - 1)
@@ -183,7 +187,7 @@ class _EvenEdges:
     def _table(
         self, offsets: np.ndarray, t: np.ndarray, starts: np.ndarray, width: int, depth: float
     ) -> Float[np.ndarray, "groups width"]:
-        """Return exp(score − largest) at t of the anchors from `starts` on; 0 below e^−depth and without an anchor."""
+        """Return exp(score − largest) at t of the anchors from `starts` on; 0 below e^−depth or without an anchor."""
         places = starts[:, None] + np.arange(width)
         is_anchor = (places >= 0) & (places < len(offsets))
         places = np.clip(places, 0, len(offsets) - 1)
@@ -207,7 +211,7 @@ class _Tail:
     def __call__(self, w: int) -> float:
         n, least = w + 1, self.least * (1 - 1e-12)
         exponent = self.most * self.sigma - least * (n - 1) * (n * self.h / 2 - self.sigma)
-        ratio = math.exp(-least * (n * self.h - self.sigma))  # of one term to the next, and smaller for later ones
+        ratio = math.exp(-least * (n * self.h - self.sigma))  # of one term to the next; later ones are smaller
         return float(up(2 * math.exp(min(700.0, max(-700.0, exponent))) / (1 - ratio), 64)) if ratio < 1 else math.inf
 
     def reach(self, tail: float) -> int:

@@ -1,8 +1,8 @@
-"""A grid contracted by compiled loops. This module imports numba, so it is imported only where numba is installed.
+"""Contract a grid by compiled loops. This module imports numba, so it is imported only where numba is installed.
 
 As in `grid.Tiles`, points are sorted by group and taken in tiles, whose points share a window of values. The arrays of
-a tile stay in the fastest cache, and loops over its points are vectorised; indices are unsigned, since numba wraps
-signed ones around, and loops over those are not.
+a tile stay in the fastest cache, and loops over its points are vectorised. Indices are unsigned, because numba wraps
+negative ones around, and then does not vectorise the loop.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from attnc.engines.grid import GridTables
 
 POINTS_PER_TILE = 64
-"""Points of a tile: with a window of 16 places their weights are 8 KiB and stay in the fastest cache."""
+"""Number of points of a tile. With a window of 16 places their weights take 8 KiB and stay in the fastest cache."""
 PLACES_PER_BLOCK = 4
-"""Rows and columns of values are contracted four by four: that many numbers fit into the registers."""
+"""Number of rows and of columns that are contracted together. Blocks of four by four numbers fit into the registers."""
 ANY_ORDER = {"contract", "reassoc", "nsz"}
-"""Sums of products may be taken in any order, as everywhere else; nothing else may be rearranged."""
+"""Sums of products may be taken in any order, as everywhere else. Nothing else may be rearranged."""
 
 
 class _Axes(NamedTuple):
-    """The axes of a grid as compiled loops take them: numbers and rows of numbers per axis, filled up with zeros."""
+    """The axes of a grid for compiled loops: numbers and rows of numbers per axis, padded with zeros."""
 
     widths: Int[np.ndarray, " axes"]
     strides: Int[np.ndarray, " axes"]  # of the padded values
@@ -38,7 +38,7 @@ class _Axes(NamedTuple):
     slopes: Float[np.ndarray, "axes most_places"]
     offsets: Float[np.ndarray, "axes most_places"]
     table: Float[np.ndarray, "axes most_entries"]
-    floor: float  # exponents below this count as this; no global, since compiled code is kept when globals change
+    floor: float  # smallest exponent; not a global, because compiled code does not follow changes of globals
 
     @classmethod
     def of(cls, axes: tuple[WindowedAxis, ...]) -> _Axes:
@@ -52,13 +52,13 @@ class _Axes(NamedTuple):
 
 
 def _rows(arrays: list[np.ndarray]) -> np.ndarray:
-    """Return the arrays as the rows of one, filled up with zeros."""
+    """Return the arrays as the rows of one array, padded with zeros."""
     longest = max(map(len, arrays))
     return np.stack([np.pad(array, (0, longest - len(array))) for array in arrays])
 
 
 class CompiledTiles:
-    """The same averages as those of `grid.Tiles`; the array of arguments is overwritten."""
+    """Computes the same averages as `grid.Tiles`. It overwrites the array of arguments."""
 
     def __init__(self, grid: GridTables, split: int) -> None:
         """Multiply out the first `split` axes to the rows of a tile, and the others to its columns."""
@@ -82,7 +82,7 @@ class CompiledTiles:
 
 
 def _places(strides: np.ndarray, widths: np.ndarray) -> Int[np.ndarray, " places"]:
-    """Return the places of a window's values, relative to the first; places of no weight fill the last block."""
+    """Return the places of a window's values, relative to the first. Places without weight fill the last block."""
     places = np.zeros(1, np.uint64)
     for stride, width in zip(strides, widths, strict=True):
         places = (places[:, None] + np.arange(width, dtype=np.uint64) * stride).ravel()
@@ -92,7 +92,7 @@ def _places(strides: np.ndarray, widths: np.ndarray) -> Int[np.ndarray, " places
 def _locate_points(
     t: Any, origin: Any, inverse: Any, first: Any, last: Any, kappa: Any, has_table: Any, num_groups: Any, ids: Any
 ) -> None:
-    """ids ← ids·num_groups + group; where the axis has a table, t becomes the logarithm of E."""
+    """Set ids ← ids·num_groups + group. Where the axis has a table, t becomes the logarithm of E."""
     for q in range(len(t)):
         y = min(max((t[q] - origin) * inverse, first), last)
         whole = min(math.floor(y), last - 1.0)
@@ -117,7 +117,7 @@ def _sort_groups(ids: Any, num_groups: Any) -> Any:
 
 
 def _powers(axes: Any, axis: Any, own: Any, factors: Any, points: Any, weights: Any, sums: Any) -> None:
-    """weights[j] = table[own, j]·factor^j, `own` the group."""
+    """Set weights[j] = table[own, j]·factor^j, where `own` is the group."""
     width, table = axes.widths[axis], axes.table[axis]
     one = np.uint64(1)
     for b in range(points):
@@ -134,7 +134,7 @@ def _powers(axes: Any, axis: Any, own: Any, factors: Any, points: Any, weights: 
 
 
 def _exponentials(axes: Any, axis: Any, start: Any, t: Any, points: Any, weights: Any, sums: Any) -> None:
-    """weights[j] = exp(slope_j·t + offset_j − the largest), or e^floor if that is smaller."""
+    """Set weights[j] = exp(slope_j·t + offset_j − the largest), at least e^floor."""
     width, slopes, offsets = axes.widths[axis], axes.slopes[axis], axes.offsets[axis]
     least, top = math.exp(axes.floor), np.empty(POINTS_PER_TILE)
     for b in range(points):
@@ -238,10 +238,10 @@ def _average_groups(
 
 
 def _kept(function: Any) -> Any:
-    """Compile a function; keep the result on disk where a folder for it can be written to."""
+    """Compile a function. Keep the result on disk if there is a writable folder for it."""
     try:
         return njit(function, nogil=True, error_model="numpy", cache=True)
-    except RuntimeError:  # neither this folder nor the user's cache
+    except RuntimeError:  # neither this folder nor the user's cache can be written to
         return njit(function, nogil=True, error_model="numpy")
 
 

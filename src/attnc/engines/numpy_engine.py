@@ -1,13 +1,13 @@
-"""The numpy engine: folded, streamed over keys and points, in the program's dtype.
+"""The numpy engine runs a folded program in blocks of keys and points, in the program's dtype.
 
-It works on the normal form, so constant keys are projected once and only the tokens that are read are computed. A head
-is factorised per axis if its keys form a grid (`grid`), and otherwise averaged over blocks of keys: no array of size
+It works on the normal form, so constant keys are projected once, and only the tokens that are read are computed. A head
+is factorised per axis if its keys form a grid (`grid`). Otherwise it is averaged over blocks of keys. No array of size
 queries × keys ever exists.
 
-Scores are made in two passes over the keys: the first finds each query's largest score, the second sums exponentials
-shifted by it. A head with one block of keys keeps its scores instead of making them again. Weights below
-e^NEGLIGIBLE of the largest count as zero (`ir.rounding`), and a query leaves out the blocks that hold no others. All of
-them together move an average by at most num_keys · e^NEGLIGIBLE · (max v − min v).
+There are two passes over the keys. The first finds each query's largest score, and the second sums exponentials shifted
+by it. A head with one block of keys keeps its scores instead of computing them again. Weights below e^NEGLIGIBLE times
+the largest count as zero (`ir.rounding`), and a query skips the blocks that hold only such weights. Together they
+change an average by at most num_keys · e^NEGLIGIBLE · (max v − min v).
 """
 
 from __future__ import annotations
@@ -32,25 +32,28 @@ from attnc.numerics.arrays import Bool, Float, Int
 from attnc.numerics.rounding import up
 
 CELLS_PER_POINT_BLOCK = 2**21
-"""Array cells of a block of points altogether: 16 MiB of float64."""
+"""Total number of array cells for a block of points: 16 MiB of float64."""
 SCORES_PER_THREAD = 2**18
-"""Scores, a millisecond or so of work, below which another thread does not pay."""
+"""Number of scores below which another thread does not pay: about a millisecond of work."""
 
 KEYS_PER_BLOCK = MOST_KEYS // 4
-"""Keys of a block. Heads with up to four times as many keys have one block, whose scores are made once."""
+"""Number of keys of a block. Heads with up to four times as many keys have one block, whose scores are computed
+once."""
 SCORES_PER_BLOCK = 2**16
-"""Scores made at a time: 512 KiB of float64 stay in the cache of one core, and the product is below the size at which
-BLAS starts threads of its own, which would compete with those of the engine."""
+"""Number of scores computed at a time: 512 KiB of float64 stay in the cache of one core. The product is below the size
+at which BLAS starts its own threads, which would compete with those of the engine."""
 GATHERED_KEYS = 2**22
-"""Most (query, visible key) pairs of a masked head whose keys are gathered query by query: 32 MiB of float64."""
+"""Maximum number of (query, visible key) pairs of a masked head whose keys are gathered per query: 32 MiB of
+float64."""
 
 Progress = Callable[[float], None]
 
 
 class NumpyEngine:
-    """Evaluates one program; folding happens at construction. `work_per_point` counts the scores that a point costs.
+    """Evaluates one program, which is folded at construction. `work_per_point` is the number of scores per point.
 
-    With `with_grids`, grids are factorised in the last stage alone: no later softmax can magnify their truncation.
+    With `with_grids`, grids are factorised in the last stage only, so that no later softmax can magnify their
+    truncation.
     """
 
     def __init__(self, program: Program, *, with_grids: bool = True) -> None:
@@ -74,7 +77,7 @@ class NumpyEngine:
             out[start : start + step] = self._run_block(u[start : start + step])
 
         with ThreadPoolExecutor(max(1, threads)) as pool:
-            # The work of one thread is done by this one: a pool starts its threads with the first task.
+            # The work of a single thread runs in this one, because a pool starts its threads with the first task.
             for done, _ in enumerate(pool.map(work, starts) if threads > 1 else map(work, starts), 1):
                 if progress:
                     progress(done / len(starts))
@@ -82,10 +85,10 @@ class NumpyEngine:
 
     @cached_property
     def truncation(self) -> float:
-        """A bound of the error of any output beyond the one that `ir.rounding` grants to a plain evaluation.
+        """A bound of the error of any output beyond the error that `ir.rounding` allows for a plain evaluation.
 
-        It is 0 without a grid; `grid` lists its sources. A bound of the error of a plain evaluation, plus this one, is
-        a bound of the error of this engine.
+        It is 0 without a grid. The module `grid` lists its sources. The sum of this bound and a bound for a plain
+        evaluation bounds the error of this engine.
         """
         last = self._stages[-1] if self._stages else None
         if not isinstance(last, StreamedAttention):
@@ -154,7 +157,7 @@ def _projected(mixed: Float[np.ndarray, "batch queries d_v"], W_O: Float[np.ndar
 class StreamedSoftmax:
     """A softmax stage, with the same call."""
 
-    work_per_point = 0  # scores are counted, and a softmax stage makes none
+    work_per_point = 0  # only scores are counted, and a softmax stage computes none
 
     def __init__(self, stage: SoftmaxStage) -> None:
         self._logits, self._carried = stage.logits, stage.carried
@@ -173,13 +176,13 @@ class StreamedHead(Protocol):
     """A head as an engine runs it."""
 
     cells_per_point: int  # array cells alive at once for one point
-    work_per_point: int  # scores made for one point
+    work_per_point: int  # scores computed for one point
 
     def __call__(self, u: Float[np.ndarray, "batch variables"]) -> Float[np.ndarray, "batch queries d_v"]: ...
 
 
 def streamed(head: FoldedHead) -> StreamedHead:
-    """Return the head as it is run: gathered if a mask hides most keys, pruned if its keys are constant."""
+    """Return the head in the form that runs: gathered if a mask hides most keys, pruned if its keys are constant."""
     if head.mask is not None:
         shared = head.mask.shared
         visible = [(queries, np.concatenate([shared, own])) for queries, own in head.mask.groups()]
@@ -197,7 +200,7 @@ class _Blocked:
         (self._num_queries, self._d_k), num_keys = head.queries.shape, head.keys.shape[0]
         self._dtype, self._d_v = head.W_O.dtype, head.W_O.shape[0]
         self._negligible = NEGLIGIBLE[str(self._dtype)]
-        # Few keys form one block: their scores are kept, and made once.
+        # Few keys form one block. Their scores are computed once and kept.
         step = num_keys if num_keys <= 4 * KEYS_PER_BLOCK else KEYS_PER_BLOCK
         self._blocks = [slice(start, min(start + step, num_keys)) for start in range(0, num_keys, step)]
         self.work_per_point = self._num_queries * num_keys
@@ -218,7 +221,7 @@ class _Blocked:
 
 
 class _StreamedSoftHead(_Blocked):
-    """A soft head over its queries: those of all points are rows of one matrix, and blocks out of reach are skipped."""
+    """A soft head. The queries of all points are rows of one matrix, and blocks out of reach are skipped."""
 
     def __init__(self, head: FoldedHead) -> None:
         super().__init__(head)
@@ -228,7 +231,7 @@ class _StreamedSoftHead(_Blocked):
         self.cells_per_point = self._num_queries * (self._d_k + self._d_v + 4 * len(self._blocks) + moving)
 
     def _summarise_blocks(self) -> None:
-        """Find the box and the middle key of each block, and which queries see that key, or none of the block."""
+        """Find the box and the middle key of each block, and which queries see that key or no key of the block."""
         boxes = []
         self._is_masked: list[bool] = []
         self._sees_none = np.zeros((self._num_queries, len(self._blocks)), bool)
@@ -268,7 +271,7 @@ class _StreamedSoftHead(_Blocked):
         highest = np.maximum(queries, 0) @ self._high + np.minimum(queries, 0) @ self._low
         some = queries @ self._middle
         some[~np.tile(self._sees_middle, (repeats, 1))] = -np.inf
-        # Bound and scores are inner products of d_k terms: each is off by at most γ_{d_k+1}·|q|·|k|.
+        # Bound and scores are inner products of d_k terms. The error of each is at most γ_{d_k+1}·|q|·|k|.
         slack = np.abs(queries) @ self._size
         slack *= 4 * (queries.shape[1] + 2) * np.finfo(self._dtype).eps
         reach = highest + slack
@@ -301,7 +304,10 @@ class _StreamedSoftHead(_Blocked):
         total: Float[np.ndarray, "rows one"],
         mixed: Float[np.ndarray, "rows d_v"],
     ) -> None:
-        """Add the exponentials of these scores, and the values times them, to the sums; the scores are overwritten."""
+        """Add the exponentials of these scores, and their products with the values, to the sums.
+
+        Overwrite the scores.
+        """
         weights = _exponentials(scores, top[:, None])
         total[rows, 0] += key_sum(weights)
         if self._values.is_constant:
@@ -354,7 +360,10 @@ class _MovingKeys(_Blocked):
 
 
 class _Gathered:
-    """A mask that hides most keys: each query is given its own few, so that work grows with the visible keys."""
+    """A head whose mask hides most keys.
+
+    Each query gets only its own keys, so that work grows with the visible keys.
+    """
 
     def __init__(self, head: FoldedHead, visible: list[tuple[np.ndarray, np.ndarray]]) -> None:
         self._queries, self._d_v = head.queries, head.W_O.shape[0]
@@ -392,7 +401,7 @@ class _Gathered:
 
 
 def _exponentials(scores: np.ndarray, top: np.ndarray) -> np.ndarray:
-    """Return exp(scores − top), made in place; negligible ones are zero."""
+    """Return exp(scores − top), computed in place. Negligible values are zero."""
     scores -= top
     least = NEGLIGIBLE[str(scores.dtype)]
     if not scores.size or scores.min() >= least:

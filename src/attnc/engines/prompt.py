@@ -1,12 +1,13 @@
-"""Run a deep program over one long prompt: time and memory of a layer are linear in the keys that its queries see.
+"""Run a deep program over one long prompt. Time and memory of a layer are linear in the keys that its queries see.
 
 The results are those of the reference, in another order of summation. Shared parts are computed once:
 - layers that share their weights (T equal steps) are prepared once;
-- a mask's segments split queries into groups, and a group meets only the keys that it sees;
-- scores of the heads are combinations Σ_f α_hf·S_f of few forms S_f, each one product over the keys;
-- heads with the same values add up their attention before it meets the values;
+- a mask's segments split queries into groups, and a group computes only with the keys that it sees;
+- scores of the heads are combinations Σ_f α_hf·S_f of few forms S_f, and each form is one product over the keys;
+- the attention weights of heads with the same values are added up before they are multiplied by the values;
 - keys of a memory whose values and own scores are zero (padding, sinks) only add to the denominators.
-States are kept in place: a layer with a residual touches the channels that it writes, an affine map those that change.
+States are changed in place: a layer with a residual touches the channels that it writes, an affine map those that
+change.
 """
 
 from __future__ import annotations
@@ -31,20 +32,21 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
 SMALL_MATRIX = 2**16
-"""Maximum number of entries of an affine map that is kept dense, 512 KiB in float64: it fits into the cache."""
+"""Maximum number of entries of an affine map that is kept dense: 512 KiB in float64, which fit into the cache."""
 WORKING_CELLS = 2**22
-"""Scores held at a time, 32 MiB of float64: queries are taken in blocks."""
+"""Number of scores held at a time: 32 MiB of float64. Queries are taken in blocks."""
 SAFE_SPREAD = {"float64": 300.0, "float32": 30.0}
-"""Largest distance of scores at which their exponentials neither overflow nor vanish without a shift."""
+"""Largest spread of scores at which exponentials neither overflow nor vanish without a shift."""
 
 MANY_SEGMENTS = 4
-"""Maximum number of query segments that are evaluated one by one; with more, queries that are alone in theirs are taken
-together. Measured: a segment takes 0.15 ms, and any number of them together 0.3 ms."""
+"""Maximum number of query segments that are evaluated one by one. With more, the queries that are alone in their
+segment are taken together. Measured: a segment takes 0.15 ms, and any number of single queries together takes 0.3
+ms."""
 
 Rows = slice | np.ndarray
 
 Watch = Callable[[Layer, np.ndarray], None]
-"""Called with each layer and the state after it; the engine overwrites that array later."""
+"""A function that is called with each layer and the state after it. The engine overwrites that array later."""
 
 
 def run(
@@ -53,9 +55,9 @@ def run(
     watch: Watch | None = None,
     memory: Float[np.ndarray, "tokens width"] | None = None,
 ) -> np.ndarray:
-    """Run the program on one prompt, without batch axis. A memory made before by `remember` is not made again."""
+    """Run the program on one prompt, without batch axis. A memory from `remember` is not computed again."""
     states = _states(program, inputs)
-    with threadpool_limits(1):  # thousands of small products: waking threads costs more than they save
+    with threadpool_limits(1):  # products are small and number thousands: waking threads costs more than they save
         if memory is None:
             memory = _memory(program, states)
         state = _run_layers(program.layers, states[0], memory, watch)
@@ -65,7 +67,7 @@ def run(
 def remember(
     program: Program, inputs: Sequence[Float[np.ndarray, "tokens width"]], watch: Watch | None = None
 ) -> Float[np.ndarray, "tokens width"]:
-    """Run the layers of the memory on the second input; `watch` is called after each of them."""
+    """Run the layers of the memory on the second input, and call `watch` after each of them."""
     with threadpool_limits(1):
         return _memory(program, _states(program, inputs), watch)
 
@@ -106,7 +108,7 @@ def _run_layers(
 class _AffinePlan:
     """An affine map. If it keeps the shape of the state, only the entries that change are computed, in place."""
 
-    changed: np.ndarray | None  # flat positions of the entries that change; None: the map makes a new state
+    changed: np.ndarray | None  # flat positions of the entries that change; None if the map makes a new state
     weight: np.ndarray | csr_array
     constant: np.ndarray
 
@@ -134,7 +136,7 @@ class _AffinePlan:
 
 @dataclass(frozen=True, eq=False)
 class _AttentionPlan:
-    """An attention layer: its heads by families that share a mask and W_V."""
+    """An attention layer. Its heads are grouped into families that share a mask and W_V."""
 
     layer: Attention
     families: tuple[HeadFamily, ...]
@@ -172,11 +174,11 @@ class ScoreForm:
 
     @cached_property
     def is_common(self) -> bool:
-        """Whether it is the same for all heads."""
+        """Whether the form is the same for all heads."""
         return bool((self.alphas == self.alphas[0]).all())
 
     def __call__(self, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
-        """Scores with keys that all queries share (seen, width), or with keys of each (queries, seen, width)."""
+        """Return the scores for keys (seen, width) of all queries, or for keys (queries, seen, width) per query."""
         left, right = queries[:, self.q], keys[..., self.k]
         if right.ndim == 3:
             return np.asarray(np.einsum("qa,qsa->qs", left @ self.A, right))
@@ -189,7 +191,7 @@ class ScoreForm:
 
 @dataclass(frozen=True, eq=False)
 class HeadFamily:
-    """Heads with one mask and one W_V, evaluated together: scores, exponentials and values are shared."""
+    """Heads with one mask and one W_V, evaluated together. They share scores, exponentials and values."""
 
     forms: tuple[ScoreForm, ...]
     values: slice
@@ -233,7 +235,7 @@ class HeadFamily:
         return made
 
     def _alone(self, keys: np.ndarray) -> list[tuple[Rows, np.ndarray]]:
-        """One key has the whole weight."""
+        """Return the outputs if one key has the whole weight."""
         value = keys[:, self.values] @ self.W_V
         added = [(columns, (alphas.sum() * value) @ W_O) for alphas, columns, W_O in self.outputs]
         return [(columns, row) for columns, row in added if row.any()]
@@ -252,7 +254,7 @@ class HeadFamily:
     def _attention(
         self, scores: Sequence[np.ndarray], quiet: Float[np.ndarray, "queries silent"] | None = None
     ) -> list[Float[np.ndarray, "queries keys"]]:
-        """For each of the outputs Σ_h weight_h·softmax(Σ_f α_hf·S_f); `quiet` scores only add to the denominators."""
+        """Return Σ_h weight_h·softmax(Σ_f α_hf·S_f) for each output. `quiet` scores only add to the denominators."""
         shape = scores[0].shape
         stacked = self._buffer("scores", len(scores), scores[0])
         for row, score in zip(stacked, scores, strict=True):
@@ -279,7 +281,7 @@ class HeadFamily:
         return [np.tensordot(weights, patterns, 1) for weights, _, _ in self.outputs]
 
     def _buffer(self, use: str, rows: int, like: np.ndarray) -> np.ndarray:
-        """Memory that the next step uses again: fresh pages would cost as much as the arithmetic."""
+        """Return memory that the next step uses again. Fresh pages would cost as much time as the arithmetic."""
         key = (use, rows, like.size)
         if key not in self.buffers:
             self.buffers[key] = np.empty((rows, like.size), like.dtype)
@@ -291,7 +293,7 @@ class HeadFamily:
 
 
 def _shift(scores: np.ndarray, quiet: np.ndarray | None) -> np.ndarray | None:
-    """Subtract from the scores of every query the largest of them, in place; return the quiet scores less the same."""
+    """Subtract each query's largest score from its scores, in place. Return the quiet scores less the same number."""
     top = scores.max(axis=-1, keepdims=True)
     top = top if quiet is None else np.maximum(top, quiet.max(axis=-1, keepdims=True))
     scores -= top
@@ -299,7 +301,7 @@ def _shift(scores: np.ndarray, quiet: np.ndarray | None) -> np.ndarray | None:
 
 
 def _forms(heads: Sequence[Head]) -> tuple[ScoreForm, ...]:
-    """Return the score forms: columns of A_h = W_Q W_Kᵀ that are the same multiples of the first head's make one form.
+    """Return the score forms. Columns of A_h = W_Q W_Kᵀ that are the same multiples of the first head's make one form.
 
     If some column is no multiple, every head has a form of its own.
     """
@@ -331,7 +333,10 @@ def _form(product: np.ndarray, columns: list[int], alphas: np.ndarray) -> ScoreF
 
 
 def _outputs(heads: Sequence[Head]) -> tuple[tuple[np.ndarray, Rows, np.ndarray], ...]:
-    """Heads whose W_O are multiples of one another are added up before they meet the values."""
+    """Group heads whose W_O are multiples of one another.
+
+    Their weights are added up before the values are multiplied.
+    """
     found: list[tuple[np.ndarray, np.ndarray]] = []
     for h, head in enumerate(heads):
         pivot = np.unravel_index(int(np.argmax(np.abs(head.W_O))), head.W_O.shape) if head.W_O.size else ()
@@ -356,7 +361,7 @@ def _outputs(heads: Sequence[Head]) -> tuple[tuple[np.ndarray, Rows, np.ndarray]
 def _groups(
     mask: Mask | None, num_queries: int, num_keys: int
 ) -> tuple[tuple[tuple[Rows, Rows], ...], tuple[tuple[np.ndarray, np.ndarray], ...]]:
-    """Queries of one segment see the same keys; queries that are alone in their segment are taken together."""
+    """Group the queries of each segment, which see the same keys. Queries alone in their segment are taken together."""
     if mask is None:
         return ((slice(0, num_queries), slice(0, num_keys)),), ()
     is_split = len(np.unique(mask.query_segments)) > MANY_SEGMENTS
@@ -381,7 +386,7 @@ def _split(seen: Rows, is_silent: np.ndarray) -> tuple[Rows, Rows]:
 
 
 def span(rows: np.ndarray) -> Rows:
-    """Return a slice where the rows are consecutive: then nothing is copied."""
+    """Return a slice if the rows are consecutive, so that nothing is copied."""
     is_run = len(rows) > 0 and rows[-1] - rows[0] + 1 == len(rows) and (np.diff(rows) == 1).all()
     return slice(int(rows[0]), int(rows[-1]) + 1) if is_run else rows
 

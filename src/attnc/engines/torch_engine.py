@@ -1,11 +1,11 @@
 """A program as a torch module: differentiable in its inputs, in the program's dtype, with bounded memory.
 
-It works on the normal form, so constant keys are projected once. A mask becomes gathering: a query is given the keys
-that it sees and no others, so that work grows with the visible keys and no score is ever −∞.
+It works on the normal form, so constant keys are projected once. A mask becomes gathering: a query gets only the keys
+that it sees. So work grows with the visible keys, and no score is ever −∞.
 
 Points are taken in blocks, and the queries of a head in pieces, of about CELLS_PER_TORCH_BLOCK array cells. With more
-than one block, only the inputs are kept for a gradient, and backward computes every block again: gradients cost one
-more evaluation, but no more memory.
+than one block, only the inputs are kept for a gradient, and backward computes every block again. Gradients then cost
+one more evaluation, but no more memory.
 """
 
 from __future__ import annotations
@@ -34,9 +34,11 @@ except ImportError as error:
     ) from error
 
 CELLS_PER_TORCH_BLOCK = 2**22
-"""Array cells of a block of points or a piece of queries: 32 MiB of float64. A single row of scores may be longer."""
+"""Number of array cells of a block of points or a piece of queries: 32 MiB of float64. A single row of scores may be
+longer."""
 DENSE_CELLS = 2**16
-"""Most entries of a linear map that is always a dense matrix, 512 KiB; a larger one that is mostly zeros is sparse."""
+"""Maximum number of entries of a linear map that is always dense: 512 KiB. A larger map that is mostly zeros is
+sparse."""
 
 
 def to_torch(program: Program) -> TorchNetwork:
@@ -45,10 +47,12 @@ def to_torch(program: Program) -> TorchNetwork:
 
 
 class TorchNetwork(nn.Module):
-    """Takes the program's inputs, batch first, as real tensors of any dtype, cast to the dtype of the buffers.
+    """A module that takes the program's inputs, batch first, as real tensors of any dtype.
 
-    Inputs are not checked against a box: outside of it the module computes, but no bound is claimed. A hook on a module
-    `….pattern` sees the scores and attention weights of one block of points at a time.
+    They are cast to its own dtype.
+
+    Inputs are not checked against a box. Outside of it the module still computes, but no bound is claimed. A hook on a
+    module `….pattern` sees the scores and attention weights of one block of points at a time.
     """
 
     def __init__(self, program: Program) -> None:
@@ -71,7 +75,7 @@ class TorchNetwork(nn.Module):
     def forward(self, *inputs: Tensor) -> Tensor:
         u = self._variables(inputs)
         is_trained = torch.is_grad_enabled() and any(buffer.requires_grad for buffer in self.buffers())
-        if len(u) <= self.points_per_block or is_trained:  # weights get gradients only here, at the price of memory
+        if len(u) <= self.points_per_block or is_trained:  # only this way weights get gradients; it takes more memory
             out = self._run(u)
         else:
             out = _Blocks.apply(self._run, self.points_per_block, self.output.shape, u)  # type: ignore[no-untyped-call]
@@ -92,9 +96,9 @@ class TorchNetwork(nn.Module):
 
 
 class _Blocks(torch.autograd.Function):
-    """The function run(u), applied block by block. Only u is kept for backward, which makes every block again.
+    """The function run(u), applied block by block. Only u is kept for backward, which computes every block again.
 
-    There is one node for all blocks, and not a checkpoint for each: the arrays that checkpoints keep lie scattered
+    There is one node for all blocks, and not a checkpoint for each. The arrays that checkpoints keep are scattered
     among the freed ones, whose memory the C library then cannot use again (a million keys and 1,000 points took 6 GiB).
     """
 
@@ -123,7 +127,7 @@ class _Blocks(torch.autograd.Function):
 
 
 def _sparing_memory(run: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-    """Return run(*tensors). If a gradient is wanted, backward computes the inner arrays again."""
+    """Return run(*tensors). If a gradient is needed, backward computes the inner arrays again."""
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         made: Tensor = checkpoint(run, *tensors, use_reentrant=False, preserve_rng_state=False)
         return made
@@ -237,7 +241,10 @@ class _TorchHead(nn.Module):
 
 
 class _QueryPieces:
-    """The queries of a head in pieces, each with the keys that it sees: about `most` scores, and no hidden ones."""
+    """The queries of a head in pieces, each with the keys that it sees.
+
+    A piece has about `most` scores, none hidden.
+    """
 
     def __init__(self, head: FoldedHead, most: int) -> None:
         self._most = most
@@ -275,7 +282,7 @@ class _QueryPieces:
 
 
 class _Piece(nn.Module):
-    """Some queries: a row of them, which see every key; or row s of (s, q), which sees the keys own[s] and `shared`."""
+    """Some queries: one row that sees every key, or rows (s, q) of which row s sees the keys own[s] and `shared`."""
 
     chosen: Tensor
     own: Tensor | None
@@ -297,8 +304,8 @@ class _Piece(nn.Module):
 def _mix(weights: Tensor, values: Tensor) -> Tensor:
     """Return weights @ values.
 
-    In float32 both the products and the weights are summed in blocks (`ir.summing`), and the sums are divided, because
-    a softmax adds its weights up in any order.
+    In float32 both the products and the weights are summed in blocks (`ir.summing`), and the sums are divided. The
+    reason is that a softmax sums its weights in an unknown order.
     """
     n = weights.shape[-1]
     if weights.dtype != torch.float32 or n <= BLOCK:
@@ -313,7 +320,7 @@ def _mix(weights: Tensor, values: Tensor) -> Tensor:
 
 
 def _sum(terms: Tensor) -> Tensor:
-    """Return the sum over the last axis. A block takes one term of each of 8 runs, so that long rows are added."""
+    """Return the sum over the last axis. A block takes one term from each of 8 runs, so that long rows are added."""
     while (n := terms.shape[-1]) > BLOCK:
         step = n // BLOCK
         sums = terms[..., : step * BLOCK].reshape(*terms.shape[:-1], BLOCK, step).sum(dim=-2)

@@ -43,7 +43,7 @@ RESERVED = ("format", "program", "certificates")
 def save_network(
     path: Path, program: Program, config: Mapping[str, Any], certificates: Mapping[str, Mapping[str, Any]], card: str
 ) -> str:
-    """Write the directory, whole or not at all; return the SHA-256 of the weights, which the certificates state."""
+    """Write the directory, whole or not at all. Return the SHA-256 of the weights, which the certificates state."""
     check(program)
     if taken := [key for key in RESERVED if key in config]:
         raise FileError(f"the configuration may not use the key {taken[0]!r}: the saved network writes it itself")
@@ -67,7 +67,8 @@ def load_network(
 ) -> tuple[Program, dict[str, Any], dict[str, dict[str, Any]]]:
     """Return the program, the configuration and the certificates as they were given to `save_network`.
 
-    Everything is checked before it is used, and sizes before they are allocated; `max_bytes` bounds the tensors.
+    Everything is checked before it is used, and sizes are checked before memory is allocated. `max_bytes` bounds the
+    total size of the tensors.
     """
     folder = require_folder(path)
     config = read_json(os.path.join(folder, CONFIG))
@@ -96,14 +97,14 @@ def load_network(
 
 
 def folder_named(path: Any) -> Path:
-    """Return the path of a saved network; raise InputError if it is something else than a path."""
+    """Return the path of a saved network. Raise InputError if it is not a path."""
     if not isinstance(path, str | os.PathLike):
         raise InputError(f"a saved network is named by its folder, found {path!r:.80}")
     return path
 
 
 def require_folder(path: Path) -> str:
-    """Return the path of a folder as text; raise FileError if there is none."""
+    """Return the path of a folder as text. Raise FileError if there is none."""
     folder = os.fspath(path)
     if not os.path.isdir(folder):
         problem = "is not a folder" if os.path.lexists(folder) else "does not exist"
@@ -124,7 +125,7 @@ def _check_format(config: Mapping[str, Any], folder: str) -> None:
 
 
 def _read_certificates(folder: str, listed: Any) -> dict[str, dict[str, Any]]:
-    """Read the certificates that the configuration lists, which must be there, and any others beside them."""
+    """Read the certificates that the configuration lists, which must exist, and any others in the folder."""
     names = listed if isinstance(listed, list) else [None]
     if not all(isinstance(name, str) and CERTIFICATE.fullmatch(name) for name in names):
         raise FileError(f"{folder!r}: {CONFIG} does not list its certificates by name")
@@ -141,7 +142,7 @@ def json_bytes(value: Any, name: str) -> bytes:
 
 
 def _json_lines(value: Mapping[str, Any], name: str) -> bytes:
-    """Return one line per key: certificates can be long, and json writes without indentation ten times faster."""
+    """Return one line per key. Certificates can be long, and json writes ten times faster without indentation."""
     lines = [_json_text({key: member}, name)[1:-1] for key, member in value.items()]
     return _readable("{\n  " + ",\n  ".join(lines) + "\n}\n", name)
 
@@ -157,7 +158,7 @@ def _readable(text: str, name: str) -> bytes:
     """Return the bytes of a JSON text that `read_json` can read back."""
     raw = _utf8(text, name)
     if len(raw) > MAX_JSON_BYTES:
-        raise FileError(f"cannot write {name}: it would have {len(raw):,} bytes; {MAX_JSON_BYTES:,} are read back")
+        raise FileError(f"cannot write {name}: it would have {len(raw):,} bytes, more than {MAX_JSON_BYTES:,}")
     parse_json(raw, name)
     return raw
 

@@ -1,7 +1,7 @@
 """A program as an ONNX file: the normal form as matrix products, sums and softmaxes, in the program's dtype.
 
-Nothing is fused: a fused attention operator may compute in float32 even on float64 inputs. The batch is symbolic; the
-runtime holds whole attention maps, batch × queries × keys, so the caller has to cut a large batch.
+Nothing is fused, because a fused attention operator may compute in float32 even on float64 inputs. The batch is
+symbolic. The runtime holds whole attention maps, batch × queries × keys, so the caller has to split a large batch.
 """
 
 from __future__ import annotations
@@ -33,25 +33,28 @@ except ImportError as error:
 
 IN_BLOCKS = frozenset({"Div", "Mul", "ReduceSum"})
 ALLOWED = IN_BLOCKS | {"Add", "Concat", "Equal", "Gather", "MatMul", "Or", "Reshape", "Softmax", "Transpose", "Where"}
-"""Every operator that a file may hold. Those IN_BLOCKS occur in float32 only: products of weights and values, their
-sums in blocks, and the division by the sum of the weights, which is 1 up to rounding. In float64 there is no Mul:
-onnxruntime fuses a product with a number into the next MatMul, as a float32 attribute, which moves results by 3e-8."""
+"""Every operator that a file may hold. Those IN_BLOCKS occur only in float32: products of weights and values, their
+sums in blocks, and the division by the sum of the weights, which is 1 up to rounding. In float64 there is no Mul,
+because onnxruntime fuses a product with a number into the next MatMul, as a float32 attribute. This changes results by
+3e-8."""
 OPSET = 17
-"""The default, of 2022: onnxruntime has read it since version 1.12."""
+"""The default opset, from 2022. onnxruntime reads it since version 1.12."""
 OLDEST_OPSET = 13
-"""The first in which Softmax works along one axis."""
+"""The oldest opset allowed. It is the first in which Softmax works along one axis."""
 MAX_ONNX_BYTES = 2**31 - 2**20
-"""The most bytes of weights: protocol buffers end at 2 GiB, and a MiB is kept for the rest."""
+"""Maximum size of the weights, in bytes. A protocol buffer has at most 2 GiB, and 1 MiB of it is kept for the rest."""
 NOBODY = -2
 """The segment of a key that no query sees."""
 DENSE_CELLS = 2**16
-"""A linear map of up to this many entries is one matrix product; a larger one with few in each row is gathered."""
+"""Maximum number of entries of a linear map that is always one matrix product. A larger map with few entries per row is
+gathered."""
 
 
 def export_onnx(program: Program, path: Path, *, metadata: Mapping[str, str] | None = None, opset: int = OPSET) -> None:
-    """Write the file, whole or not at all, over whatever file was there; `metadata` goes into its metadata_props.
+    """Write the file, whole or not at all, and replace an existing one. `metadata` goes into its metadata_props.
 
-    One input is called `input`, two are `input0` and `input1`; the result is `output`; shapes are the program's.
+    A single input is called `input`. Two inputs are called `input0` and `input1`. The result is `output`. Shapes are
+    those of the program.
     """
     newest = onnx.defs.onnx_opset_version()
     if isinstance(opset, bool) or not isinstance(opset, int) or not OLDEST_OPSET <= opset <= newest:
@@ -74,7 +77,7 @@ def check_operators(model: onnx.ModelProto) -> None:
 
 
 def run_onnx(path: Path, inputs: Sequence[np.ndarray]) -> np.ndarray:
-    """Run the file by onnxruntime on the CPU, with the optimisations that users get."""
+    """Run the file by onnxruntime on the CPU, with its default optimisations."""
     try:
         import onnxruntime
     except ImportError as error:
@@ -116,12 +119,12 @@ def _checked_target(path: Path) -> str:
     if not os.path.isdir(parent):
         raise FileError(f"cannot write {os.fspath(path)!r}: the folder {parent!r} does not exist. Create it first.")
     if os.path.lexists(target) and not os.path.isfile(target):
-        raise FileError(f"cannot write {os.fspath(path)!r}: what is there already is not a file. Choose another name.")
+        raise FileError(f"cannot write {os.fspath(path)!r}: it exists and is not a file. Choose another name.")
     return target
 
 
 class Graph:
-    """The nodes and initializers of a graph in the making; a node has the name of its output."""
+    """The nodes and initializers of a graph under construction. A node has the name of its output."""
 
     def __init__(self, dtype: np.dtype[np.floating]) -> None:
         self.dtype = dtype
@@ -145,7 +148,7 @@ class Graph:
         return name
 
     def affine(self, name: str, form: FloatForm, u: str) -> str:
-        """Add (batch, rows, columns) of a form; if nothing depends on u, a product with zeros gives it the batch."""
+        """Add (batch, rows, columns) of a form. If nothing depends on u, a product with zeros adds the batch axis."""
         linear, variables = form.linear, form.linear.shape[1]
         longest = int(np.diff(linear.indptr).max(initial=0))
         if linear.shape[0] * variables <= DENSE_CELLS or 4 * longest > variables:
@@ -162,7 +165,7 @@ class Graph:
 
 
 def _padded(indptr: np.ndarray, indices: np.ndarray, data: np.ndarray, longest: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows of a sparse matrix as (rows, longest) columns and values, filled up with zeros in column 0."""
+    """Return the rows of a sparse matrix as (rows, longest) columns and values, padded with zeros in column 0."""
     counts = np.diff(indptr)
     rows = np.repeat(np.arange(len(counts)), counts)
     places = np.arange(len(data)) - np.repeat(indptr[:-1], counts)
@@ -230,8 +233,8 @@ def _mix(graph: Graph, name: str, pattern: str, queries: int, values: FloatForm,
     """Add pattern @ values.
 
     In float32 sums are made in blocks (`ir.summing`): the sums of products, column by column, and the sum of the
-    weights, by which they are divided, since Softmax adds weights up in any order. (onnxruntime crashes on products of
-    three axes with an empty batch.)
+    weights, by which they are divided. The reason is that Softmax sums weights in an unknown order. (onnxruntime
+    crashes on products of three axes with an empty batch.)
     """
     keys, columns = values.shape
     if not _is_summed_in_blocks(graph, keys):
@@ -262,7 +265,7 @@ def _is_summed_in_blocks(graph: Graph, keys: int) -> bool:
 def _sum(graph: Graph, name: str, terms: str, queries: int, keys: int) -> str:
     """Add the sums (batch, queries, 1) of (batch, queries, keys), in blocks.
 
-    Blocks of blocks are products with a matrix of zeros and ones: adding zeros rounds nothing.
+    Blocks of blocks are products with a matrix of zeros and ones. Adding zeros causes no rounding.
     """
     m = keys // BLOCK
     shape = graph.constant(f"{name}/shape", np.array([0, queries, BLOCK, m]))
@@ -277,19 +280,19 @@ def _sum(graph: Graph, name: str, terms: str, queries: int, keys: int) -> str:
 
 
 def _filled(keys: FloatForm, values: FloatForm, segments: np.ndarray) -> tuple[FloatForm, FloatForm, np.ndarray]:
-    """Fill up the last block with copies of the first key, in a segment that no query sees."""
+    """Pad the last block with copies of the first key, in a segment that no query sees."""
     spare = -keys.shape[0] % BLOCK
     rows = np.concatenate([np.arange(keys.shape[0]), np.zeros(spare, np.int64)])
     return keys.rows(rows), values.rows(rows), np.concatenate([segments, np.full(spare, NOBODY)])
 
 
 def _not_empty(form: FloatForm) -> FloatForm:
-    """Return the form, or one column of zeros if it has none: Reshape cannot make an axis of length 0."""
+    """Return the form, or one column of zeros if it has no column, because Reshape cannot make an axis of length 0."""
     return form if form.shape[1] else form.times(np.zeros((0, 1), form.constant.dtype))
 
 
 def _visible(graph: Graph, name: str, query_segments: np.ndarray, key_segments: np.ndarray) -> str:
-    """Add the mask (queries, keys), computed from the segments within the graph: the file never holds a mask."""
+    """Add the mask (queries, keys). The graph computes it from the segments, so the file never holds a mask."""
     of_queries = graph.constant(f"{name}/query_segments", query_segments.astype(np.int64)[:, None])
     of_keys = graph.constant(f"{name}/key_segments", key_segments.astype(np.int64))
     is_own = graph.node("Equal", f"{name}/is_own", of_queries, of_keys)

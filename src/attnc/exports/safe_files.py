@@ -1,4 +1,4 @@
-"""Reading files that others may have damaged, and writing files whole.
+"""Read files that others may have damaged, and write files whole.
 
 Sizes that JSON and tensor files state are checked before memory is allocated for them. A file or a directory is written
 whole or not at all.
@@ -31,17 +31,17 @@ Layout = Mapping[str, tuple[DType, tuple[int, ...]]]
 """The dtype and the shape of each tensor by its name."""
 
 MAX_JSON_BYTES = 2**28
-"""The longest JSON file that is read or written (256 MiB): a longer one is refused before it is parsed."""
+"""The longest JSON file that is read or written: 256 MiB. A longer one is refused before it is parsed."""
 MAX_HEADER_BYTES = 2**24
-"""The longest header of a tensor file: more than 100,000 tensors."""
+"""The longest header of a tensor file. It is enough for more than 100,000 tensors."""
 MAX_TENSOR_BYTES = 2**32
-"""The largest tensor file that is read unless more is allowed."""
+"""The largest tensor file that is read, unless the caller allows more."""
 MAX_JSON_DEPTH = 64
-"""The deepest nesting of a JSON file; ours have fewer than ten levels."""
+"""The deepest nesting of a JSON file. Ours have fewer than ten levels."""
 MAX_RANK = 32
-"""The most axes of an array: numpy 1 had no more."""
+"""Maximum number of axes of an array, as in numpy 1."""
 MAX_STORED_ENTRIES = 2**48
-"""The most entries of a stored array: more than any disk holds, and well within what numpy can address."""
+"""Maximum number of entries of a stored array. No disk holds more, and numpy can address them."""
 CHUNK_BYTES = 2**20
 """Tensors are read, and hashed, in pieces that stay in the processor's cache."""
 
@@ -55,7 +55,7 @@ DTYPES: dict[str, DType] = {
 
 @contextmanager
 def open_regular(path: Path) -> Iterator[BufferedReader]:
-    """Open a regular file, or a link to one: never a pipe, a device or a folder. OSErrors become FileErrors."""
+    """Open a regular file or a link to one, but never a pipe, a device or a folder. OSErrors become FileErrors."""
     try:
         try:
             number = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # O_NONBLOCK: a pipe must not make us wait
@@ -131,10 +131,10 @@ def _finite_float(text: str) -> float:
 
 
 def pack_tensors(tensors: Mapping[str, np.ndarray]) -> bytes:
-    """Return the bytes of a safetensors file; the same tensors give the same bytes, whatever their order."""
+    """Return the bytes of a safetensors file. The same tensors give the same bytes, whatever their order."""
     from safetensors.numpy import save
 
-    # save() copies memory as it lies: a transposed array would be stored scrambled
+    # save() copies raw memory, so a transposed array would be stored in the wrong order
     packed = save({name: np.asarray(tensors[name], order="C") for name in sorted(tensors)})
     header = int.from_bytes(packed[:8], "little")
     if header > MAX_HEADER_BYTES:
@@ -146,7 +146,7 @@ def pack_tensors(tensors: Mapping[str, np.ndarray]) -> bytes:
 
 
 def read_tensors(path: Path, expected: Layout, max_bytes: int) -> tuple[dict[str, np.ndarray], str]:
-    """Read exactly the `expected` tensors of a safetensors file, and the SHA-256 of its bytes in the same pass."""
+    """Read exactly the `expected` tensors of a safetensors file, and hash its bytes (SHA-256) in the same pass."""
     origin = os.fspath(path)
     with open_regular(path) as file:
         prefix, header = _read_header(file, origin)
@@ -191,7 +191,10 @@ def _read_header(file: BufferedReader, origin: str) -> tuple[bytes, dict[str, An
 
 
 def _check_header(header: dict[str, Any], expected: Layout, size: int, origin: str) -> list[str]:
-    """Return the names in the order of the file; the expected tensors fill its `size` bytes without gap or overlap."""
+    """Return the names in the order of the file.
+
+    Check that the tensors fill its `size` bytes without gap or overlap.
+    """
     found, placed = {}, []
     for name, entry in header.items():
         if name == "__metadata__":
@@ -201,7 +204,7 @@ def _check_header(header: dict[str, Any], expected: Layout, size: int, origin: s
         shape, offsets = entry["shape"], entry["data_offsets"]
         if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
             raise FileError(f"{origin!r}: the tensor {name!r} has no proper shape or data_offsets")
-        if str(entry["dtype"]) not in DTYPES:  # numpy would take None, and names of its own, for dtypes
+        if str(entry["dtype"]) not in DTYPES:  # numpy would accept None and names of its own as dtypes
             raise FileError(f"{origin!r}: the tensor {name!r} has a dtype that is not among {', '.join(DTYPES)}")
         found[name] = (DTYPES[entry["dtype"]], tuple(shape))
         placed.append((*offsets, name))
@@ -238,7 +241,7 @@ def require_expected(found: Mapping[str, tuple[Any, tuple[int, ...]]], expected:
 
 @dataclass(frozen=True)
 class FolderKind:
-    """A kind of folder that attnc writes. Such a folder may be replaced, unless it has files of others in it."""
+    """A kind of folder that attnc writes. Such a folder may be replaced, unless it contains other files."""
 
     name: str  # with its article, for messages
     family: str  # all formats of this kind begin with it
@@ -274,7 +277,7 @@ class FolderKind:
 def write_whole(path: Path, files: Mapping[str, bytes], kind: FolderKind) -> None:
     """Make the directory `path` with these files in it, and leave no trace on failure.
 
-    A directory of this kind that is already there is replaced; anything else stays as it was. Only the last component
+    An existing directory of this kind is replaced. Anything else is left unchanged. Only the last component
     of the path is created.
     """
     for name in files:
@@ -304,13 +307,13 @@ def write_whole(path: Path, files: Mapping[str, bytes], kind: FolderKind) -> Non
             shutil.rmtree(old)
         except OSError as error:
             raise FileError(
-                f"{os.fspath(path)!r} was saved, but the former content could not be deleted: {error}. What is left of "
-                f"it is in {old!r}; delete that by hand."
+                f"{os.fspath(path)!r} was saved, but the former content could not be deleted: {error}. "
+                f"The rest of it is in {old!r}; delete that by hand."
             ) from error
 
 
 def write_file_whole(target: str, content: bytes) -> None:
-    """Write a file over whatever file was there, whole or not at all."""
+    """Write a file, whole or not at all, and replace an existing one."""
     new = os.path.join(os.path.dirname(target), f".attnc-{secrets.token_hex(8)}.new")
     try:
         _write_file(new, content)
@@ -323,7 +326,7 @@ def write_file_whole(target: str, content: bytes) -> None:
 
 
 def why_not_writable(path: Path, kind: FolderKind) -> str | None:
-    """Return why `write_whole` cannot write there and what to do about it, or None if it can; call before long work."""
+    """Return why `write_whole` cannot write there and what to do, or None if it can. Call it before long work."""
     given = os.fspath(path)
     stripped = given.rstrip(os.sep) or given
     if not stripped:
@@ -362,7 +365,7 @@ def _sync_directory(path: str) -> None:
 
 
 def _put_in_place(new: str, target: str, old: str) -> None:
-    """Rename `new` to `target`; if killed in between, the old one is at `old`: POSIX cannot exchange directories."""
+    """Rename `new` to `target`. After a kill in between, the old one is at `old`: POSIX cannot exchange directories."""
     if not os.path.lexists(target):
         os.rename(new, target)
         return

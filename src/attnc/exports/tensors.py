@@ -1,7 +1,7 @@
 """A program as a JSON-able structure and named tensors, and back, bit for bit.
 
-One walk over the structure is used twice: `layout` lists the tensors that it needs before any is loaded, and `decode`
-puts the loaded ones in their places. So the two cannot disagree.
+The same walk over the structure is used twice, so that both uses agree. `layout` lists the tensors that the structure
+needs before any is loaded, and `decode` puts the loaded tensors in their places.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ INTEGERS: dict[str, DType] = {"int32": np.dtype(np.int32), "int64": np.dtype(np.
 MATRICES = ("W_Q", "W_K", "W_V", "W_O")
 SEGMENTS = ("query_segments", "key_segments")
 MAX_SHAPE_CELLS = 2**62
-"""The most cells of a shape: positions in it must fit an int64, as `ir.spec` computes them."""
+"""Maximum number of cells of a shape. `ir.spec` computes positions in it, which must fit an int64."""
 
 
 def encode(program: Program) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Return the structure and the tensors, which are the program's own arrays wherever those are contiguous."""
+    """Return the structure and the tensors. These are the program's own arrays where those are contiguous."""
     tensors: dict[str, np.ndarray] = {}
     structure = {
         "dtype": program.dtype.name,

@@ -1,7 +1,7 @@
 """erf and gelu, which is t·Φ(t) with Φ(t) = (1 + erf(t/√2))/2.
 
-gelu falls to one minimum and rises from there. Its slope Φ + tφ turns at ±√2, where its derivative φ(2 − t²) vanishes.
-The turning points below were computed with Arb to 30 digits; the tests compute them again.
+gelu falls to one minimum and rises from there. Its slope Φ + tφ has its extremes at ±√2, where the derivative φ(2 − t²)
+vanishes. The extremes below were computed with Arb to 30 digits. The tests compute them again.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from attnc.numerics.jets import Jet
 from attnc.numerics.rounding import Array, Mask, up
 
 Gradient = dict[int, Interval]
-"""The slopes with respect to the variables, by number; a missing one is zero."""
+"""The slopes with respect to the variables, by number. A missing one is zero."""
 Ranges = Sequence[Interval]
 GradientRule = Callable[[Ranges, Sequence[Gradient], Interval], Gradient]
 Remainder = Callable[[float], tuple[float, float] | None]
@@ -45,12 +45,12 @@ def added(*gradients: Gradient) -> Gradient:
 
 @dataclass(frozen=True)
 class DomainRule:
-    """Where an operation is defined, and the message for a box that leaves the domain.
+    """The domain of an operation, and the message for a box that leaves it.
 
-    The three predicates take the ranges of the operands. `may_leave`: a value may lie outside. `must_leave`: all values
-    lie outside; this is evaluated at points, where it proves a violation. `guard`: a quantity that must not vanish. If
-    it has both signs in a connected box, it has a zero between them. `complaint` and `remedy` contain {0} for the text
-    of operand number `operand`, which caused the violation.
+    Three functions take the ranges of the operands. `may_leave`: a value may lie outside. `must_leave`: all values lie
+    outside. It is evaluated at points, where it proves a violation. `guard`: a quantity that must not vanish. If it has
+    both signs in a connected box, it has a zero between them. `complaint` and `remedy` contain {0} for the text of
+    operand number `operand`, which caused the violation.
     """
 
     complaint: str
@@ -91,7 +91,7 @@ BOUNDED = DomainRule(
     lambda a: ~a[0].is_bounded,
     lambda a: a[0].mig > 1.7e308,
 )
-"""Every operation has this rule for its own value."""
+"""The rule that applies to the value of every operation."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def exponential_remainder(scale: float, rate: float) -> Remainder:
 
 
 def gaussian_remainder(scale: float, rate: float) -> Remainder:
-    """|r(s)| ≤ scale·e^{−rate·s²}: beyond low > 0 it falls at least like e^{−2·rate·low·(s − low)}."""
+    """|r(s)| ≤ scale·e^{−rate·s²}. Beyond low > 0 it falls at least like e^{−2·rate·low·(s − low)}."""
 
     def remainder(low: float) -> tuple[float, float] | None:
         if low <= 0:
@@ -154,26 +154,26 @@ class ElementaryFunction:
         Makes the Taylor jet over boxes from the jets and ranges of the arguments.
     slope
         ``slope(x, y)``, y the range over x, encloses all difference quotients (f(s) − f(t))/(s − t) of members of x.
-        For a kink inside x that is the hull of both sides (Clarke's derivative, with Lebourg's mean value theorem).
+        For a kink inside x, this is the hull of both sides (Clarke's derivative, with Lebourg's mean value theorem).
     gradient
         For several arguments, in place of `slope`: the slopes with respect to the variables, from the ranges and the
         gradients of the arguments, and the range of the value.
     arity, is_variadic
         The number of arguments, or the least number if more are allowed.
     domain
-        Where the function is defined; None if everywhere.
+        The set where the function is defined; None if it is defined everywhere.
     kinks
         The arguments at which a continuous function of one variable changes its slope abruptly.
     singularities
-        The arguments at which a slope is infinite, as that of sqrt at 0.
+        The arguments at which a slope is infinite, as for sqrt at 0.
     chooses
-        Whether the function picks one of its arguments by size: then it may have a kink where two of them are equal.
+        Whether the function picks one of its arguments by size. It may then have a kink where two arguments are equal.
     is_continuous
         False for a function that jumps.
     asymptotes
-        By the sign of the infinity that the argument goes to.
+        The asymptotes, by the sign of the infinity that the argument goes to.
     gate
-        How attention computes the function with few keys; None if there is no such gate.
+        The recipe by which attention computes the function with few keys; None if there is none.
     other_names
         Names of the function in other software; the parser suggests `name` for them.
     """

@@ -1,4 +1,4 @@
-"""How attention computes a function with few keys: the data from which `constructions` builds a gate.
+"""Recipes for functions that attention computes with few keys. `constructions` builds gates from them.
 
 A gate is a head G(x) = Σ_k w_k(x)(v_k + u_k·x), w = softmax(a_k·x + c_k), whose values carry the argument x.
 """
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from attnc.numerics.rounding import Array
 
 TableRow = tuple[tuple[float, ...], tuple[float, ...], float]
-"""Slopes and offsets of the keys to the right of 0, and the largest error of the gate, rounded to two digits."""
+"""The slopes and offsets of the keys to the right of 0, and the largest error of the gate, rounded to two digits."""
 
 
 @dataclass(frozen=True)
 class ExactKeys:
-    """The function is a head already: these keys compute it on all of R."""
+    """The function is itself a head: these keys compute it on all of R."""
 
     slopes: tuple[float, ...]  # the a_k
     offsets: tuple[float, ...]  # the c_k
@@ -36,7 +36,7 @@ class TwoLines:
 
 @dataclass(frozen=True)
 class PickedValue:
-    """The function picks one of its arguments by size, as max, min and clip do: a head has a key for each of them."""
+    """The function picks one of its arguments by size, as max, min and clip do. A head has one key per argument."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,12 @@ class Decay:
 
 @dataclass(frozen=True, eq=False)
 class FittedKeys:
-    """A smooth function: slopes and offsets come from a table, and values are solved when they are used.
+    """A smooth function. Slopes and offsets come from a table, and values are solved for when they are used.
 
-    `below(x)` computes the function for x ≤ 0, where it is accurate; symmetry gives the rest. A *ramp* is x/2 + an even
-    function, with limits 0 and x: carried parts ½ ± μ_k, values ν_k on either side, and at the ends ½ ± ½ and 0. With
-    `is_pure` the values are 0: x times a weight. An *odd* function has values ±ν_k, at the ends its limits. `tail(x)`
-    bounds the distance of the function from its limit beyond −x.
+    `below(x)` computes the function for x ≤ 0, where it is accurate; symmetry gives the rest. A *ramp* is x/2 plus an
+    even function, with the limits 0 and x. Its carried parts are ½ ± μ_k and its values ν_k on either side; the keys at
+    the ends have ½ ± ½ and 0. With `is_pure` all values are 0, and the gate is x times a weight. An *odd* function has
+    values ±ν_k, and its limits at the ends. `tail(x)` bounds the distance of the function from its limit beyond −x.
     """
 
     below: Callable[[Array], Array]
@@ -72,12 +72,12 @@ def has_two_keys(recipe: GateRecipe | None) -> bool:
 
 
 def may_carry(recipe: GateRecipe | None) -> bool:
-    """Whether the keys may carry the argument, and so cannot carry the other factor of a product as well."""
+    """Whether the keys may carry the argument. They then cannot also carry the other factor of a product."""
     if isinstance(recipe, ExactKeys):
         return any(recipe.carried)
     return isinstance(recipe, TwoLines) or (isinstance(recipe, FittedKeys) and recipe.is_economical)
 
 
 def is_economical(recipe: GateRecipe | None) -> bool:
-    """Whether a head has few keys on all of R: it is then worth a head of its own."""
+    """Whether a head computes the function with few keys on all of R. It is then worth a head of its own."""
     return isinstance(recipe, ExactKeys | TwoLines) or (isinstance(recipe, FittedKeys) and recipe.is_economical)

@@ -1,10 +1,10 @@
-"""Slopes and offsets of smooth gates by their number of keys, found once by a search; values are solved when used.
+"""Slopes and offsets of smooth gates by their number of keys, found by a search. Values are solved for when used.
 
-A row is (slopes, offsets, error) of the keys to the right of 0; those to the left mirror them, and for an odd number of
-keys one more lies in the middle, with slope and offset 0. `benchmarks/gate_table.py` minimises the largest error on the
-whole line over slopes, offsets and values together: variable projection (Gauss–Newton steps in slopes and offsets,
-values eliminated by least squares), then linear programs for the minimax steps. Rows have the digits that keep the
-error within 2 % of the search's. The smallest row whose `error` suffices is tried first. The error of a gate is
+A row is (slopes, offsets, error) of the keys to the right of 0. Those to the left mirror them. An odd number of keys
+has one more in the middle, with slope and offset 0. `benchmarks/gate_table.py` minimises the largest error on the whole
+line over slopes, offsets and values together: variable projection (Gauss–Newton steps in slopes and offsets, values
+eliminated by least squares), then linear programs for the minimax steps. Rows have as many digits as keep the error
+within 2 % of the search's result. The smallest row whose `error` suffices is tried first. The error of a gate is
 computed from its keys.
 
 Few keys are enough because, with φ the normal density,

@@ -1,6 +1,6 @@
 """Functions with kinks or jumps: abs, relu, sign, floor, max, min and clip.
 
-On jets the side is chosen where the ranges prove it. Elsewhere there is no jet, and the remainder is infinite.
+A jet takes one side of a kink where the ranges prove which. Elsewhere there is no jet, and the remainder is infinite.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ def _exact_range(value: Callable[[Array], Array]) -> IntervalRule:
 def _sides(x: Interval, left: float, right: float) -> Interval:
     """The slopes of a function with slope `left` below 0 and `right` above."""
     below, above = x.lo < 0, x.hi > 0
-    at_kink = below == above  # on both sides of it, or the point 0 itself
+    at_kink = below == above  # the interval has both sides of 0, or is the point 0
     only = np.where(below, left, right)
     return Interval(np.where(at_kink, min(left, right), only), np.where(at_kink, max(left, right), only))
 
 
 def _hull(a: Gradient, b: Gradient, only_a: Any, only_b: Any) -> Gradient:
-    """Where a (b) alone counts, its gradient; elsewhere the hull of both."""
+    """Return the gradient of a (or b) where it alone counts, and the hull of both elsewhere."""
     result: Gradient = {}
     for i in a.keys() | b.keys():
         g, h = a.get(i, ZERO), b.get(i, ZERO)
@@ -93,7 +93,7 @@ def two_lines_jet(left: float, right: float) -> JetRule:
 
 
 def max_jet(jets: Sequence[Jet], ranges: Sequence[Interval], order: int) -> Jet:
-    """The larger, where the range of the difference has one sign."""
+    """Return the larger jet where the range of the difference has one sign."""
     best, x = jets[0], ranges[0]
     for u, y in zip(jets[1:], ranges[1:], strict=True):
         difference = add((best, negate(u))).range
@@ -114,7 +114,7 @@ def _clip_jet(jets: Sequence[Jet], ranges: Sequence[Interval], order: int) -> Je
 
 
 def _choose(jets: tuple[Jet, Jet], first: Mask, second: Mask) -> Jet:
-    """The first jet where `first` holds, the second where `second` does, none elsewhere."""
+    """Return the first jet where `first` holds, the second where `second` holds, and none elsewhere."""
     variables, places = union(jets)
     degree, num_boxes = max(jet.degree for jet in jets), max(first.size, *(len(jet.remainder) for jet in jets))
     mid = np.zeros((num_monomials(len(variables), degree), num_boxes))
@@ -140,7 +140,7 @@ def step_jet(value: Callable[[Array], Array]) -> JetRule:
 
 
 def _relu_remainder(low: float) -> tuple[float, float] | None:
-    """relu is its asymptote for s ≥ 0; before that they differ by −s."""
+    """relu equals its asymptote for s ≥ 0. For s < 0 they differ by −s."""
     return max(0.0, -low), math.inf if low >= 0 else 0.0
 
 
@@ -159,7 +159,7 @@ def _two_lines(
 
 
 def _steps(name: str, value: Callable[[Array], Array]) -> ElementaryFunction:
-    """An increasing step function: its slope is 0, and unbounded above over a jump."""
+    """An increasing step function. Its slope is 0 between jumps, and unbounded above over a jump."""
 
     def slope(x: Interval, y: Interval) -> Interval:
         return Interval(np.zeros(y.shape), np.where(y.lo < y.hi, np.inf, 0.0))

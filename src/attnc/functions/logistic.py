@@ -1,8 +1,8 @@
 """tanh, sigmoid, silu and softplus: the functions made of eˣ/(1 + eˣ).
 
-silu(t) = t·σ(t) falls to one minimum and rises from there. Its slope σ + tσ(1−σ) turns twice, where its derivative
-σ(1−σ)(2 − t·tanh(t/2)) vanishes: t·tanh(t/2) = 2. The turning points below were computed with Arb to 30 digits; the
-tests compute them again.
+silu(t) = t·σ(t) falls to one minimum and rises from there. Its slope σ + tσ(1−σ) has two extremes, where the derivative
+σ(1−σ)(2 − t·tanh(t/2)) vanishes: t·tanh(t/2) = 2. The extremes below were computed with Arb to 30 digits. The tests
+compute them again.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ SILU_SLOPE_TURNS = (
 
 @quiet
 def logistic(x: Array) -> Array:
-    """1/(1 + e⁻ˣ) in float64; scipy's expit is 0 below −709, where this still has all its digits."""
+    """Return 1/(1 + e⁻ˣ) in float64. scipy's expit is 0 below −709, where this still has all its digits."""
     e = np.exp(-np.abs(x))
     return np.asarray(np.where(x < 0, e, 1.0) / (1.0 + e))
 
@@ -93,7 +93,7 @@ def _silu_at(t: Array) -> Interval:
 
 
 def ramp_slope_beyond(t: Array, far: float, y: Interval) -> Interval:
-    """y where |t| ≤ far; beyond it the slope of a smooth ramp is within 2⁻⁹⁰⁰ of its limit, 0 or 1."""
+    """Return y where |t| ≤ far. Beyond it, the slope of a smooth ramp is within 2⁻⁹⁰⁰ of its limit, 0 or 1."""
     margin, limit = np.where(t > 0, 2.0**-52, 2.0**-900), np.where(t > 0, 1.0, 0.0)
     outside = np.abs(t) > far
     return Interval(np.where(outside, limit - margin, y.lo), np.where(outside, limit + margin, y.hi))

@@ -104,7 +104,7 @@ def _by_squaring(x: N, n: int, product: Callable[[N, N], N]) -> N:
 
 @quiet
 def real_power(x: Interval, y: Interval) -> Interval:
-    """sᵗ for s ≥ 0: monotone in s and in t, so that the extremes are at the four corners. [−∞, ∞] for negative s."""
+    """sᵗ for s ≥ 0. It is monotone in s and in t, so the extremes are at the four corners. [−∞, ∞] for negative s."""
     bottom = np.maximum(x.lo, 0.0) + 0.0  # + 0.0 makes −0 into 0, whose negative powers are +∞
     top = np.maximum(x.hi, 0.0) + 0.0
     corners = [np.power(base, exponent) for base in (bottom, top) for exponent in (y.lo, y.hi)]
@@ -128,7 +128,7 @@ def _divide_jets(jets: Sequence[Jet], ranges: Sequence[Interval], order: int) ->
 
 
 def integer_power_jet(u: Jet, x: Interval, n: int, order: int) -> Jet:
-    """uⁿ: products for n ≥ 0, the equation of the power for n < 0."""
+    """uⁿ, by products for n ≥ 0 and by the equation of the power for n < 0."""
     if n < 0:
 
         def at(p: Jet, around: Interval, order: int) -> Jet:

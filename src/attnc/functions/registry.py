@@ -27,7 +27,7 @@ def register(function: ElementaryFunction) -> None:
     Raises
     ------
     InputError
-        If the name is taken or is no identifier.
+        If the name is taken or is not an identifier.
     """
     if function.name in FUNCTIONS or not function.name.isidentifier():
         raise InputError(

@@ -41,7 +41,7 @@ def _has_integer(lo: Array, hi: Array, slack: float) -> Mask:
 
 
 def _wave(f: Callable[[Array], Array], x: Interval, top: float, bottom: float) -> Interval:
-    """sin or cos: the values at the ends, and ±1 if a crest or trough (at `top`, `bottom` + k turns) may be inside."""
+    """The hull of sin or cos at the ends, and ±1 if a crest or trough (at `top`, `bottom` + k turns) may be inside."""
     lo, hi = np.clip(x.lo, -MAX_REDUCED, MAX_REDUCED), np.clip(x.hi, -MAX_REDUCED, MAX_REDUCED)
     first, last = f(lo), f(hi)
     wild = (x.lo < -MAX_REDUCED) | (x.hi > MAX_REDUCED)
@@ -72,7 +72,7 @@ def cos_range(x: Interval) -> Interval:
 
 @quiet
 def _may_have_pole(x: Interval) -> Mask:
-    """Whether tan may have a pole (π/2 + kπ) in the interval; beyond 2²⁰ it is taken to have one."""
+    """Whether tan may have a pole (π/2 + kπ) in the interval. Beyond 2²⁰ a pole is assumed."""
     wild = (x.lo < -MAX_REDUCED) | (x.hi > MAX_REDUCED)
     return np.asarray(wild | _has_integer(x.lo * (1 / np.pi) - 0.5, x.hi * (1 / np.pi) - 0.5, POLE_SLACK))
 
@@ -155,7 +155,7 @@ def _acos_jet(p: Jet, x: Interval, order: int) -> Jet:
 
 
 def graded_row(K: float, step: float, first: float, gap: float, error: float, count: int) -> TableRow:
-    """Slopes that crowd towards their limit, since arctan nears ±π/2 like 1/x: the error falls like e^{−C√p} only."""
+    """Slopes that crowd towards their limit, since arctan nears ±π/2 like 1/x. The error falls only like e^{−C√p}."""
     s = first + step * np.arange(count)
     slopes = math.exp(-first) * (1 + gap) - np.exp(-s)
     return tuple(slopes.tolist()), tuple((-K * (s - first)).tolist()), error

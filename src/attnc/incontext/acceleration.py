@@ -1,4 +1,4 @@
-"""Gradient steps with momentum: affine maps of two states, with bounds of how they shrink and amplify errors.
+"""Gradient steps with momentum: affine maps of two states, with bounds on how much they shrink and amplify errors.
 
 The state is (v, p), and the gradient ∇ is taken at v.
 
@@ -6,7 +6,7 @@ The state is (v, p), and the gradient ∇ is taken at v.
     Nesterov                        p' = v − η ∇,                  v' = p' + β_t (p' − p);  the iterate x is p
 
 For a quadratic F with eigenvalues in [μ, L], started at x₀, in the 2-norm and per eigenvector:
-    |x_T − x*| ≤ contraction·|x₀ − x*|, and if gradients are off by ≤ δ: |x_T − exact x_T| ≤ amplification·δ.
+    |x_T − x*| ≤ contraction·|x₀ − x*|, and if the error of gradients is ≤ δ: |x_T − exact x_T| ≤ amplification·δ.
 Plain: ρ = max |1 − ηλ|, errors add up to ηδ(1−ρ^T)/(1−ρ). Heavy ball and Nesterov: the response to an impulse is
 ρ^t·U_t(cos θ), |U_t| ≤ t+1. Chebyshev: T_t(ξ₀)·e_t obeys the Chebyshev recurrence in ξ ∈ [−1, 1], so an impulse at
 step t grows to at most (T−t)·T_{t+1}(ξ₀)/T_T(ξ₀), ξ₀ = (L+μ)/(L−μ).
@@ -28,8 +28,8 @@ Penalty = float | np.ndarray
 """The penalty of the weights: one number for all, or one for each."""
 METHODS = ("plain", "heavy_ball", "nesterov", "chebyshev")
 SUM_SLACK = 2**14
-"""Units in the last place by which powers and sums of positive terms are rounded up. With up to 10⁴ steps they have
-fewer roundings."""
+"""Units in the last place by which powers and sums of positive terms are rounded up. Up to 10⁴ steps make fewer
+roundings."""
 
 
 @dataclass(frozen=True)
@@ -59,18 +59,24 @@ class Schedule:
 
     @property
     def iterate(self) -> str:
-        """The state that holds the iterate: Nesterov's v is extrapolated from it, otherwise it is v itself."""
+        """The state that holds the iterate. It is v, except for Nesterov, whose v is extrapolated from p."""
         return "p" if self.method == "nesterov" else "v"
 
     def check_steady(self) -> None:
-        """Refuse steps whose lengths vary, for programs whose step moves every token of the prompt."""
+        """Raise InputError if the lengths of steps vary.
+
+        It is for programs whose step moves every token of the prompt.
+        """
         if len(set(self.pairs)) > 1:
             raise InputError(
                 "a step moves every token, and is stored once: choose plain, heavy_ball, or nesterov with mu > 0"
             )
 
     def step(self, t: int, penalty: Penalty) -> dict[tuple[str, str], Penalty]:
-        """The coefficients of step t by (new, old), for v and p from v, p and g, where ∇ = g + penalty·v."""
+        """Return the coefficients of step t by (new, old).
+
+        They give v and p from v, p and g, where ∇ = g + penalty·v.
+        """
         eta, beta = self.pairs[t]
         damped = 1 - eta * penalty
         if self.method == "nesterov":
@@ -131,7 +137,7 @@ class Schedule:
     def amplification(self) -> float:
         """The factor with |x_T − exact x_T| ≤ amplification·δ, for a quadratic, or for plain steps that contract by ρ.
 
-        It is infinite for momentum that varies (Nesterov with μ = 0): nothing is proved there.
+        It is infinite for momentum that varies (Nesterov with μ = 0), because nothing is proved there.
         """
         rho, T, etas = self.rho, self.steps, self.etas
         if self.method == "plain":
@@ -145,7 +151,7 @@ class Schedule:
 
     @cached_property
     def swing(self) -> float:
-        """The factor with |v_t − exact v_t| ≤ swing·δ for every v on the way.
+        """The factor with |v_t − exact v_t| ≤ swing·δ for every step t.
 
         Plain and heavy ball: x_t is v_t, and the sums grow with t. Nesterov: v = x + β(x − x₋), β ≤ 1. Chebyshev: the
         terms of the sum for t are at most 2·max η/min η ≤ 4 times those for T.
@@ -154,7 +160,7 @@ class Schedule:
 
     @cached_property
     def overshoot(self) -> float:
-        """A bound of the ratio of the residuals on the way to those at the start, in the 2-norm over the examples.
+        """A bound of the residuals after any step, divided by those at the start, in the 2-norm over the examples.
 
         Chebyshev and plain polynomials stay below 1. Heavy ball swings like its impulse response. For Nesterov, on
         any convex F and with any proximal map, F(x') + L/2·|x'−x|² ≤ F(x) + L/2·|v−x|² and β ≤ 1 give F(x_t) ≤ F(x₀),
@@ -168,7 +174,7 @@ class Schedule:
 
 
 def steps_for(method: str, L: float, mu: float, tol: float, max_steps: int, eta: float | None = None) -> int:
-    """The fewest steps with contraction ≤ tol, or max_steps + 1 if max_steps do not suffice."""
+    """Return the smallest number of steps with contraction ≤ tol, or max_steps + 1 if max_steps is not enough."""
     return 1 + bisect_left(
         range(1, max_steps + 1), True, key=lambda steps: Schedule(method, steps, L, mu, eta).contraction <= tol
     )

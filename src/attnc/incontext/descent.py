@@ -1,18 +1,18 @@
 """Gradient descent on the prompt, by layers of attention.
 
-The squared and the Poisson loss have gradients that one layer makes. The memory holds the prompt, the main stream one
-state token (v, p, g). A step is
+For the squared and the Poisson loss, one layer computes the gradient. The memory holds the prompt, and the main stream
+holds one state token (v, p, g). A step is
 
     gradient   cross-attention, g ← Σ_i ∂loss_i: for the squared loss the difference heads (`differences`) on the scores
                r_i = v·x̃_i − y_i; for Poisson one head of score v·x̃_i, since a softmax sums e^{v·x̃_i}
     threshold  for lasso and elastic net: soft(u) = relu(u−t) − relu(−u−t), two gates of two keys for each weight
     update     affine: (v, p) ← the method's combination of v, p and ∇ = g + λ·v (`acceleration`)
 
-The weights depend on the prompt's sizes and norm bounds, the penalties, the step sizes and T, and not on the examples.
-Steps with equal numbers share their arrays: T equal steps are stored once. Several tasks run one after another, each
-on its own rows of the memory. Each starts where the one before ended.
+The weights depend on the prompt's sizes and norm bounds, the penalties, the step sizes and T. They do not depend on the
+examples. Steps with equal coefficients share their arrays: T equal steps are stored once. Several tasks run one after
+another, each on its own rows of the memory. Each task starts where the one before ended.
 
-Every other smooth loss A(w·x̃) − y·w·x̃ takes two layers for a gradient (`GLMTask`). Every token carries one vector:
+Every other smooth loss A(w·x̃) − y·w·x̃ needs two layers for a gradient (`GLMTask`). Every token carries one vector:
 example i carries x̃_i, the tokens v, p and g carry the states and the gradient, and key token k carries a_k·v. A step is
 
     read       example i queries the key tokens, with score a_k·v·x̃_i + c_k and value v_k, and gets μ_i = A′(v·x̃_i).
@@ -20,7 +20,7 @@ example i carries x̃_i, the tokens v, p and g carry the states and the gradient
     sum        g queries the examples: difference heads on r_i = μ_i − y_i give g = Σ r_i x̃_i (`differences`)
     update     affine: v, p and the keys from v, p, g (`acceleration`)
 
-By masks, an example sees the key tokens alone, g sees the examples and the sinks, and all else sees the null token.
+Masks let an example see only the key tokens, and g only the examples and the sinks. All others see the null token.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ from attnc.numerics.rounding import LIBM_ULPS, UNIT_ROUNDOFF, gamma
 MU, BIAS, VALUE = "mu", "bias", "value"
 
 LOGISTIC = SoftHead.of_one_variable(np.array([1.0, 0.0]), np.array([0.0, 0.0]), np.array([1.0, 0.0]))
-"""The keys of the sigmoid: two, and exact."""
+"""The two keys that compute the sigmoid exactly."""
 
 
 @dataclass(frozen=True)
 class Task:
     """One fit: the prompt's sizes, the objective and the steps.
 
-    The objective is Σ_i loss_i (their mean if `mean`) + Σ_c (½ penalty_c w_c² + l1_c |w_c|). On the way, `reach` bounds
-    |r_i| for the squared loss, and v·x̃_i for Poisson, whose |y_i| are at most `targets`. `size` bounds the weights that
-    enter the gates.
+    The objective is Σ_i loss_i (their mean if `mean`) + Σ_c (½ penalty_c w_c² + l1_c |w_c|). During the steps, `reach`
+    bounds |r_i| for the squared loss, and v·x̃_i for Poisson. For Poisson, `targets` bounds |y_i|. `size` bounds the
+    weights that enter the gates.
     """
 
     prompt: Prompt
@@ -92,7 +92,7 @@ class Task:
 
     @property
     def sinks(self) -> int:
-        """The number of sinks: one, or for a mean one for each row."""
+        """The number of sinks: one for a sum, one per row for a mean."""
         return self.prompt.rows if self.mean else 1
 
     @property
@@ -111,24 +111,24 @@ class Task:
         return self.loss == "poisson"
 
     def program(self, dtype: str = "float64") -> Program:
-        """The program of this task alone."""
+        """Return the program of this task alone."""
         return descent_program([self], dtype)
 
     def inputs(self, start: np.ndarray, X: np.ndarray, y: np.ndarray) -> list[np.ndarray]:
-        """The inputs of the program: the first weights and the prompt."""
+        """Return the inputs of the program: the first weights and the prompt."""
         return [start, self.prompt.tokens(X, y)]
 
     def sink(self, dtype: str) -> float:
-        """The score C of the sink, for the heads that make the gradient."""
+        """Return the score C of the sink, for the heads that compute the gradient."""
         if self.loss == "squared":
             return self.differences.sink(self.keys, self.reach, dtype)
         return sink_score(self.keys, self.reach, dtype)
 
     def gradient_bound(self, x: float, weights: float, dtype: str = "float64") -> Bound:
-        """A bound δ of |g of one gradient layer − the exact sum or mean|₂, for |x̃_i| ≤ x and |v| ≤ weights.
+        """Return a bound δ of |g of one gradient layer − the exact sum or mean|₂, for |x̃_i| ≤ x and |v| ≤ weights.
 
-        For the squared loss it is the bound of the difference heads. For Poisson the head sums e^{v·x̃_i} itself, off by
-        rounding and by the examples' share of the denominator; difference heads make the moment Σ y_i x̃_i.
+        For the squared loss it is the bound of the difference heads. For Poisson the head sums e^{v·x̃_i} itself. Its
+        errors are rounding and the examples' share of the denominator. Difference heads compute the moment Σ y_i x̃_i.
         """
         rows, width = self.prompt.rows, self.prompt.num_weights + 1
         if self.loss == "squared":
@@ -146,7 +146,10 @@ class Task:
 
 
 def gate_slope(task: Task, eta: float, dtype: str) -> float:
-    """The slope β of the gates: the steepest that scores resolve, so that the gate error is of the size of rounding."""
+    """Return the slope β of the gates: the steepest that scores resolve.
+
+    The gate error is then as small as rounding.
+    """
     return math.ldexp(1.0, math.floor(-math.log2(UNIT_ROUNDOFF[dtype] * 8 * (task.size + eta * max(task.l1)))))
 
 
@@ -156,14 +159,14 @@ def descent_program(tasks: Sequence[Task], dtype: str = "float64") -> Program:
     Parameters
     ----------
     tasks : sequence of Task
-        The tasks, for example `plan.task` of `plan_least_squares`. Each starts where the one before ended.
+        The tasks, for example the `task` of a plan from `plan_least_squares`. Each starts where the one before ended.
     dtype : {"float64", "float32"}
         The arithmetic of the program.
 
     Returns
     -------
     Program
-        It takes the first weights and the prompts, one below the other, and returns the last weights.
+        Its inputs are the first weights and the prompts, one below the other. Its output is the last weights.
 
     Raises
     ------
@@ -205,7 +208,7 @@ class _DescentBuilder:
         return (*(f"{part}.{c}" for part in parts for c in self.weights), ONE)
 
     def memory(self) -> Affine:
-        """The tokens of all tasks; masks keep those of other tasks out."""
+        """Return the map that places the tokens of all tasks. Masks hide those of other tasks."""
         inputs = self.tasks[0].prompt.inputs
         rows = np.cumsum([0, *(task.prompt.rows for task in self.tasks)])
         tokens = np.cumsum([0, *(task.keys for task in self.tasks)])
@@ -215,7 +218,7 @@ class _DescentBuilder:
         return place.build("place", self.dtype)
 
     def attending(self, number: int) -> Attending:
-        """The state, which attends to the tokens of one task."""
+        """Let the state attend to the tokens of one task."""
         mask = None
         if len(self.tasks) > 1:
             segments = np.concatenate([np.full(task.keys, k, np.int32) for k, task in enumerate(self.tasks)])
@@ -267,23 +270,23 @@ class _DescentBuilder:
     def _difference_heads(
         self, task: Task, attending: Attending, C: float, residual: Entries, into: str
     ) -> tuple[Head, ...]:
-        """Heads that add Σ r_i x̃_i to the channels `into`; `residual` are the entries of W_Q that make r_i."""
+        """Return heads that add Σ r_i x̃_i to the channels `into`. `residual` holds the entries of W_Q for r_i."""
         regressors = task.prompt.regressors
         keys = {(c, c): 1.0 for c in (*regressors, TARGET)}
         outputs = [(c, f"{into}.{w}") for w, c in zip(self.weights, regressors, strict=True)]
         return task.differences.sum_heads(attending, C, residual, keys, outputs)
 
     def _update(self, task: Task, t: int) -> Affine:
-        """Step t with ∇ = g − s + λv."""
+        """Return step t with ∇ = g − s + λv."""
         entries = task.schedule.step(t, np.array(task.penalty))
         if task.has_offset:
             entries |= {(new, "s"): -entries[new, "g"] for new in "vp" if (new, "g") in entries} | {("s", "s"): 1.0}
         return self._on_state(entries, "update")
 
     def _on_state(self, entries: dict[tuple[str, str], Penalty], name: str) -> Affine:
-        """The map of the state token with `entries[new, old]` for all weights; the constant 1 stays.
+        """Return the map of the state token with `entries[new, old]` for all weights. The constant 1 stays.
 
-        Its arrays are built directly, since a program may have thousands of these maps.
+        Its arrays are built directly, because a program may have thousands of these maps.
         """
         num, parts = len(self.weights), [channel.partition(".")[0] for channel in self.channels]
         start = {part: parts.index(part) for part in dict.fromkeys(parts)}
@@ -332,7 +335,7 @@ class _DescentBuilder:
 
 @dataclass(frozen=True, eq=False)
 class GLMTask(Task):
-    """One fit: the mean function μ(z) = A′(z) as keys within `keys_error` of it, and |μ_i − y_i| ≤ reach."""
+    """One fit with the mean function μ(z) = A′(z). The error of its keys is ≤ `keys_error`, and |μ_i − y_i| ≤ reach."""
 
     loss: str = "logistic"
     mean_keys: SoftHead[np.ndarray] = LOGISTIC
@@ -350,24 +353,24 @@ class GLMTask(Task):
 
     @property
     def token(self) -> int:  # type: ignore[override]
-        """The number of the token that holds the iterate: v and p stand behind the null token."""
+        """The number of the token that holds the iterate. v and p come after the null token."""
         return self.keys + (2 if self.schedule.iterate == "p" else 1)
 
     def program(self, dtype: str = "float64") -> Program:
-        """The program of this task, whose one input has the shape (rows + 1, features + 2)."""
+        """Return the program of this task. Its one input has the shape (rows + 1, features + 2)."""
         shape = (self.prompt.rows + 1, self.prompt.features + 2)
         return check(Program(_GLMBuilder(self, dtype).layers(), (shape,), (self.prompt.num_weights,)))
 
     def inputs(self, start: np.ndarray, X: np.ndarray, y: np.ndarray) -> list[np.ndarray]:
-        """The one input of the program: the first weights, padded with zeros, above the prompt."""
+        """Return the one input of the program: the first weights, padded with zeros, above the prompt."""
         prompt = self.prompt
         return [np.vstack([np.pad(start, (0, len(prompt.inputs) - prompt.num_weights)), prompt.tokens(X, y)])]
 
     def gradient_bound(self, x: float, weights: float, dtype: str = "float64") -> Bound:
-        """A bound of |g − Σ (A′(v·x̃_i) − y_i) x̃_i|₂ for |x̃_i| ≤ x and |v| ≤ weights.
+        """Return a bound of |g − Σ (A′(v·x̃_i) − y_i) x̃_i|₂ for |x̃_i| ≤ x and |v| ≤ weights.
 
-        A score of the read layer is off by at most e = γ·Σ|terms|, a weight by a factor in e^{±2e}, and so μ by
-        (e^{4e} − 1)·½·span of the values, and by the rounding of their average.
+        The error of a score in the read layer is at most e = γ·Σ|terms|. A weight then changes by a factor in e^{±2e}.
+        So the error of μ is at most (e^{4e} − 1)·½·span of the values, plus the rounding of their average.
         """
         u, keys, d = UNIT_ROUNDOFF[dtype], self.mean_keys, self.prompt.num_weights
         scores = gamma(d + 4, u) * float((np.abs(keys.slopes[:, 0]) * x * weights + np.abs(keys.offsets)).max())
@@ -399,7 +402,7 @@ class _GLMBuilder:
 
     @cached_property
     def places(self) -> dict[str, Int[np.ndarray, " tokens"]]:
-        """The tokens of each kind, in their order."""
+        """The numbers of the tokens of each kind."""
         sizes = {"example": self.model.prompt.rows, "sink": self.model.sinks, "null": 1, "v": 1, "p": 1, "g": 1}
         sizes["key"] = self.model.mean_keys.num_keys
         ends = np.cumsum(list(sizes.values()))
@@ -441,7 +444,7 @@ class _GLMBuilder:
         layer.set(self.places["key"], VALUE, self.model.mean_keys.values[:, 0])
 
     def _update(self) -> Affine:
-        """One step; the keys follow the new v. Examples lose their μ, and g its sum."""
+        """Return one step. The keys follow the new v. The μ of the examples and the sum in g are set to 0."""
         model, places, slopes = self.model, self.places, self.model.mean_keys.slopes[:, 0]
         update = AffineBuilder(self.tokens, self.channels, self.tokens, self.channels)
         kept = np.concatenate([places[name] for name in ("example", "sink", "null")])
@@ -455,7 +458,7 @@ class _GLMBuilder:
         return update.build("update", self.dtype)
 
     def _attending(self, queries: str, *keys: str) -> Attending:
-        """By a mask these queries see these keys; all others see the null token."""
+        """Let these queries attend to these keys, by a mask. All other queries see the null token."""
         sees, seen = np.zeros(self.tokens, np.int32), np.full(self.tokens, 2, np.int32)
         sees[self.places[queries]] = 1
         for name in keys:
@@ -504,7 +507,7 @@ def run_recorded(
     weights : array of shape (weights,)
         The last weights.
     trajectory : array of shape (steps + 1, weights)
-        The first weights, and those after every layer whose name begins with `update`.
+        The first weights, and the weights after every layer whose name begins with `update`.
 
     Examples
     --------

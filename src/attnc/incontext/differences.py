@@ -28,27 +28,31 @@ from attnc.numerics.bound import Bound, Term
 from attnc.numerics.rounding import LIBM_ULPS, UNIT_ROUNDOFF, gamma, up
 
 SINK_MARGIN = 4.0
-"""Natural logarithm of the ratio of one rounding of a denominator to the examples' share in it: the share is below 2 %
-of a rounding."""
+"""log of one rounding of a denominator over the examples' share in it. With this value the share is below 2 % of a
+rounding."""
 MAX_HEADS = 12
-"""Maximum number of pairs of heads: in float64 the bound is least with about 8, and grows with rounding beyond 12."""
+"""Maximum number of pairs of heads. In float64 the bound is smallest with about 8, and beyond 12 rounding makes it
+larger."""
 CLOSED_FORM_SLACK = 64
 """Units in the last place by which closed forms are rounded up: each has a few dozen roundings."""
 
 
 def rounded_up(*terms: tuple[str, float, str]) -> Bound:
-    """A bound of terms (name, value, reason), whose values are rounded up."""
+    """Return the bound with these terms (name, value, reason). The values are rounded up."""
     return Bound(tuple(Term(name, float(up(value, CLOSED_FORM_SLACK)), reason) for name, value, reason in terms))
 
 
 def sink_score(keys: int, largest: float, dtype: str) -> float:
-    """The score C of a sink beside keys of scores up to `largest`: denominators are off by less than rounding."""
+    """Return the score C of a sink beside keys with scores up to `largest`.
+
+    Their share of a denominator is below rounding.
+    """
     return float(math.ceil(math.log(keys) + largest - math.log(UNIT_ROUNDOFF[dtype]) + SINK_MARGIN))
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Bounds of the sizes in a sum Σ r_i x_i, or in a mean, before it is computed.
+    """Bounds of the quantities in a sum Σ r_i x_i, or in a mean.
 
     There are `terms` rows with |x_i| ≤ x and |r_i| ≤ r. Each r_i is an inner product of `width` terms with
     Σ|terms| ≤ parts.
@@ -64,7 +68,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Differences:
-    """m pairs of heads at spacing ε, which is a power of two, so that jε is exact."""
+    """m pairs of heads at spacing ε. ε is a power of two, so that jε is exact."""
 
     heads: int
     eps: float
@@ -80,17 +84,17 @@ class Differences:
         return (*range(1, self.heads + 1), *range(-1, -self.heads - 1, -1))
 
     def weight(self, j: int) -> float:
-        """The output weight c_|j|/(2jε) of the head at node j."""
+        """Return the output weight c_|j|/(2jε) of the head at node j."""
         m, k = self.heads, abs(j)
         c = 2 * (-1) ** (k + 1) * math.factorial(m) ** 2 / (math.factorial(m - k) * math.factorial(m + k))
         return c / (2 * j * self.eps)
 
     def __call__(self, r: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
-        """The differences D(r)."""
+        """Return the differences D(r)."""
         return np.asarray(sum(self.weight(j) * np.exp(j * self.eps * r) for j in self.nodes))
 
     def truncation(self, r: float) -> float:
-        """The bound E(r̄), rounded up."""
+        """Return the bound E(r̄), rounded up."""
         m, x = self.heads, self.eps * r
         leading = math.factorial(m) ** 2 / math.factorial(2 * m + 1)
         with np.errstate(all="ignore"):
@@ -98,11 +102,11 @@ class Differences:
         return float(up(value, CLOSED_FORM_SLACK)) if r else 0.0
 
     def sink(self, keys: int, r: float, dtype: str) -> float:
-        """The score of the sink beside examples with |r_i| ≤ r."""
+        """Return the score of the sink beside examples with |r_i| ≤ r."""
         return sink_score(keys, self.heads * self.eps * r, dtype)
 
     def bound(self, sizes: Sizes, dtype: str) -> Bound:
-        """A bound of |output of the heads − Σ r_i x_i|₂, for every prompt within the sizes."""
+        """Return a bound of |output of the heads − Σ r_i x_i|₂ for every prompt within the sizes."""
         u, m = UNIT_ROUNDOFF[dtype], self.heads
         n, X, r = sizes.terms, sizes.x, sizes.r
         keys = 2 * n if sizes.mean else n + 1
@@ -113,7 +117,7 @@ class Differences:
         weights = [abs(self.weight(j)) * math.exp(min(abs(j) * self.eps * r, 700)) for j in self.nodes]
         mass = sum(weights)
         leak = keys * math.exp(reach - C) if reach < 700 else math.inf
-        # A weight is off by its score's error, the shift by the largest score, and the exponential; then sums follow.
+        # Errors of a weight come from its score, the shift by the largest score, and the exponential. Sums add more.
         of_scores = sum(map(operator.mul, scales, weights)) * gamma(sizes.width + 3, u) * sizes.parts
         of_weights = mass * (2 * u * (C + reach) + 2 * LIBM_ULPS * u + gamma(keys + 2 * m + 8, u))
         return rounded_up(
@@ -125,10 +129,10 @@ class Differences:
     def sum_heads(
         self, attending: Attending, C: float, residual: Entries, keys: Entries, outputs: Sequence[tuple[str, str]]
     ) -> tuple[Head, ...]:
-        """The heads of D beside a sink of score C; `residual` are the entries of W_Q that make r_i.
+        """Return the heads of D beside a sink of score C. `residual` holds the entries of W_Q that compute r_i.
 
-        All heads share W_K and W_V. They sum the channels `value` of the pairs `outputs`, (value, channel), into the
-        channels.
+        All heads share W_K and W_V. For each pair (value, channel) of `outputs` they sum the channel `value` into
+        `channel`.
         """
         values = {(value, value): 1.0 for value, _ in outputs}
         heads: list[Head] = []
@@ -141,7 +145,7 @@ class Differences:
 
 
 def choose(sizes: Sizes, heads: int, dtype: str) -> Differences:
-    """The spacing with the least bound: truncation falls with ε, and rounding grows like 1/ε."""
+    """Return the heads at the spacing with the smallest bound. Truncation falls with ε, and rounding grows like 1/ε."""
     scale = max(sizes.r, 2.0**-900)
     centre = math.frexp(1 / scale)[1]
     candidates = [Differences(heads, math.ldexp(1.0, centre - k)) for k in range(-2, 40)]

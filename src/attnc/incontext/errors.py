@@ -4,18 +4,18 @@ For Σ ½(w·x_i − y_i)² + ½ Σ λ_c w_c², started at w₀, with eigenvalue
 
     |w_T − w*| ≤ contraction·(‖y‖/√μ + |w₀|)  +  amplification·(δ + rounding of the updates),
 
-with δ the error of one gradient (`differences`), contraction and amplification those of the method (`acceleration`).
-Every residual of exact steps is ≤ R = overshoot·(‖y‖ + √L|w₀|), so that δ depends on the examples through ‖y‖ and
-max|x_i| alone. The heads are made for residuals up to r̄ = (1 + h)·R. As long as no residual is larger, v is within
-swing·(δ + rounding) of the exact one, and the next residual within √L times that of its own. If this is ≤ h·R, all
-residuals are ≤ r̄ by induction. If it is not, the steps may run away (e grows like sinh), and nothing is proved.
+where δ is the error of one gradient (`differences`), and `acceleration` gives contraction and amplification. Every
+residual of exact steps is ≤ R = overshoot·(‖y‖ + √L|w₀|), so that δ depends on the examples only through ‖y‖ and
+max|x_i|. The heads are made for residuals up to r̄ = (1 + h)·R. As long as no residual is larger, v is within
+swing·(δ + rounding) of the exact v, and the next residual is within √L times that of the exact residual. If this is
+≤ h·R, all residuals are ≤ r̄ by induction. Otherwise the steps may diverge (e grows like sinh), and nothing is proved.
 
-Two tasks in one program (`compose`), the second from where the first ended:
+Two tasks in one program (`compose`), where the second starts from the result of the first:
 Theorem.  Let task k be a quadratic with plan k, and task 2 start at the result of task 1 with v = p. Then the program
           is within  contraction₂·ε₁ + ε₂  of exact descent on the two, ε_k = amplification_k·(δ_k + updates).
 Proof.    The steps of task 2 are the same polynomial in the Hessian for every start with v = p. From two starts they
-          lead to results that differ by contraction₂ times the distance of the starts. Within task 2 errors add up as
-          before, with residuals bounded for the start |w| ≤ |w₁*| + |w₁ − w₁*|.
+          lead to results that differ by at most contraction₂ times the distance between the starts. Within task 2
+          errors add up as before, with residuals bounded for the start |w| ≤ |w₁*| + |w₁ − w₁*|.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from attnc.numerics.bound import Bound, Term
 from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma, up
 
 HEADROOM = 0.25
-"""The largest growth h of residuals by errors of the gradients, as a part of the exact residuals. Measured:
+"""The largest growth h of residuals caused by errors of the gradients, as a fraction of the exact residuals. Measured:
 with a quarter the bound is 5 % larger than with a hundredth, and with 1 it is twice as large."""
 
 
 @dataclass(frozen=True)
 class Norms:
-    """Bounds of the examples on which a program may depend.
+    """The bounds of the examples on which a program may depend.
 
     Parameters
     ----------
     x : float
-        A bound of the 2-norm of every example x̃_i, with the 1 of an intercept.
+        A bound of the 2-norm of every example x̃_i, including the 1 of an intercept.
     y : float
         A bound of the 2-norm of all targets together.
     L, mu : float
@@ -72,13 +72,13 @@ class Norms:
 
     @property
     def weights(self) -> float:
-        """|w*| ≤ ‖y‖/√μ, since μ|w*|² ≤ ‖y‖²."""
+        """A bound of |w*|: it is at most ‖y‖/√μ, since μ|w*|² ≤ ‖y‖²."""
         return self.y / math.sqrt(self.mu) if self.mu else math.inf
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A task whose steps and heads were chosen, and its bound of |w_T − w*|₂.
+    """A task with chosen steps and heads, and its bound of |w_T − w*|₂.
 
     Attributes
     ----------
@@ -93,7 +93,7 @@ class Plan:
     start : float
         A bound of |w₀|₂, the norm of the first weights.
     reached : float
-        A bound of |w_T|₂, at which a second task starts.
+        A bound of |w_T|₂, for a second task that starts there.
 
     Examples
     --------
@@ -130,7 +130,7 @@ def plan_least_squares(
     dtype: str = "float64",
     max_steps: int = 100_000,
 ) -> Plan:
-    """Choose the steps, heads and ε that bring |w_T − w*|₂ to `accuracy`, or bound it for given ones.
+    """Choose the steps, heads and ε that bring |w_T − w*|₂ to `accuracy`, or bound it for given steps.
 
     For each number of heads, ε balances truncation against rounding. The plan has the fewest heads whose bound
     suffices.
@@ -148,7 +148,7 @@ def plan_least_squares(
     steps : int, optional
         Number of steps; None takes the fewest that suffice.
     heads : int, optional
-        Number of pairs of heads that make the gradient; None takes the fewest that suffice.
+        Number of pairs of heads that compute the gradient; None takes the fewest that suffice.
     eps : float, optional
         The spacing of the difference heads, a power of two; None takes the best.
     method : {"chebyshev", "nesterov", "heavy_ball", "plain"}
@@ -200,7 +200,7 @@ def plan_least_squares(
     schedule = Schedule(method, steps, norms.L, norms.mu, eta)
 
     def with_heads(count: int) -> Plan:
-        # Residuals at the start are at most ‖y‖ + √L·|w₀|. On the way |v| ≤ |w*| + the swing of the first error.
+        # Residuals at the start are at most ‖y‖ + √L·|w₀|. During the steps |v| ≤ |w*| + the swing of the first error.
         exact = max(schedule.overshoot * (norms.y + math.sqrt(norms.L) * start), 2.0**-800)  # targets may be zero
         reach = (1 + HEADROOM) * exact
         size = (1 + HEADROOM) * (1 + schedule.overshoot) * distance
@@ -218,7 +218,7 @@ def plan_least_squares(
         ]
         off = float(up(math.sqrt(norms.L) * schedule.swing * (gradient.value + per_step), CLOSED_FORM_SLACK))
         if not off <= HEADROOM * exact:
-            reason = f"errors of this size may drive them beyond the {reach:.3g} provided for"
+            reason = f"errors of this size may make residuals larger than the heads allow, {reach:.3g}"
             terms.append(("residuals", math.inf, reason))
         task = Task(prompt, schedule, differences, reach, penalty)
         return Plan(task, gradient, rounded_up(*terms), norms.weights, start)
@@ -242,7 +242,7 @@ def plan_least_squares(
 
 
 def compose(first: Plan, second: Plan, dtype: str = "float64") -> tuple[Program, Bound]:
-    """The program of both tasks, and a bound of |program − exact descent|₂.
+    """Return the program of both tasks, and a bound of |program − exact descent|₂.
 
     Its prompt has the rows of the first task above those of the second. Plan the second with start=first.reached.
     """
@@ -260,13 +260,13 @@ def compose(first: Plan, second: Plan, dtype: str = "float64") -> tuple[Program,
 def proximal_step(
     weights: Float[np.ndarray, " d"], gradient: Float[np.ndarray, " d"], l1: Float[np.ndarray, " d"], L: float
 ) -> float:
-    """The norm of the proximal step w − prox(w − ∇/L), which is zero at the optimum."""
+    """Return the norm of the proximal step w − prox(w − ∇/L), which is zero at the optimum."""
     moved = weights - gradient / L
     return float(np.linalg.norm(weights - np.sign(moved) * np.maximum(np.abs(moved) - l1 / L, 0.0)))
 
 
 def proximal_bound(step: float, L: float, mu: float) -> Bound:
-    """A bound of |w − w*|₂ from the norm of the proximal step at w, for F = smooth + Σ l1_c|w_c|, μ-strongly convex.
+    """Bound |w − w*|₂ by the norm of the proximal step at w, for a μ-strongly convex F = smooth + Σ l1_c|w_c|.
 
     The gradient of the smooth part is L-Lipschitz. With s the proximal step, w⁺ = w − s has a subgradient of norm
     ≤ L|s| + |∇f(w⁺) − ∇f(w)| ≤ 2L|s|, so that |w⁺ − w*| ≤ 2L|s|/μ. For μ = 0 the bound is infinite.

@@ -1,6 +1,6 @@
-"""The base of all estimators, in the manner of scikit-learn: parameters, checked data, a program, a run on the prompt.
+"""The base classes of all estimators. They follow scikit-learn, and fit by a run of a program on the prompt.
 
-An estimator states its parameters as dataclass fields, from which `__init__`, `get_params` and `clone` follow, and
+An estimator declares its parameters as dataclass fields, from which `__init__`, `get_params` and `clone` follow. It
 implements `_fit`. Linear models share the units of the columns, the recorded run, and `predict`.
 """
 
@@ -26,12 +26,12 @@ from attnc.incontext.prompt import Prompt
 from attnc.numerics.arrays import Float
 
 LEFT_OVER = 1e-7
-"""A gradient larger than this part of the terms that cancel in it is worth a warning: it is 10⁹ times the rounding
-of float64."""
+"""A gradient causes a warning if it is larger than this fraction of the terms that cancel in it. The fraction is 10⁹
+times the rounding of float64."""
 
 
 class FitError(InputError, ValueError):
-    """Data or parameters that an estimator cannot fit: a ValueError too, as scikit-learn's callers expect."""
+    """Data or parameters that an estimator cannot fit. It is also a ValueError, as callers of scikit-learn expect."""
 
 
 Rule = tuple[Callable[[Any], bool], str]
@@ -55,12 +55,12 @@ RULES: dict[str, Rule] = {
     "max_iter": (_is_count, "max_iter is a whole number ≥ 1"),
     "tol": (lambda value: 0 < value < 1, "tol is between 0 and 1"),
 }
-"""Name of a parameter → whether a value is allowed, and a sentence that names the allowed ones."""
+"""Name of a parameter → a test of its value, and a sentence that states the allowed values."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class InContextEstimator(BaseEstimator, abc.ABC):  # type: ignore[misc]
-    """Fits by a program that reads the examples from its prompt."""
+    """An estimator whose program reads the examples from its prompt."""
 
     max_rows: int | None = None
 
@@ -84,7 +84,7 @@ class InContextEstimator(BaseEstimator, abc.ABC):  # type: ignore[misc]
         Raises
         ------
         FitError
-            If the data or a parameter cannot be used; it is a ValueError, too.
+            If the data or a parameter cannot be used. It is also a ValueError.
         """
         if self.takes_numbers:
             X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True, multi_output=False)
@@ -106,26 +106,26 @@ class InContextEstimator(BaseEstimator, abc.ABC):  # type: ignore[misc]
         """Fit the model to checked data, with checked parameters."""
 
     def _queries(self, X: Any) -> Float[np.ndarray, "rows features"]:
-        """The rows of X, once the model is fitted."""
+        """Check that the model is fitted, and return the rows of X."""
         check_is_fitted(self)
         return np.asarray(validate_data(self, X, dtype=np.float64, reset=False))
 
     def _room(self, X: np.ndarray, intercept: bool = False) -> Prompt:
-        """The prompt's sizes; a prompt that is too short for X is refused by a FitError."""
+        """Return the sizes of the prompt. Raise FitError if X has more rows than the prompt."""
         if self.max_rows is not None and len(X) > self.max_rows:
             raise FitError(f"X has {len(X)} rows, more than max_rows={self.max_rows}: the program has no room for them")
         return Prompt(self.max_rows or len(X), X.shape[1], intercept)
 
 
 def method_rule(*methods: str) -> dict[str, Rule]:
-    """The rules of an estimator that takes these kinds of steps."""
+    """Return the rules of an estimator that takes these kinds of steps."""
     *others, last = methods
     return RULES | {"method": (lambda value: value in methods, f"the method is {', '.join(others)} or {last}")}
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class SteppingEstimator(InContextEstimator):
-    """Weights are found by steps of descent, each made by layers of attention."""
+    """An estimator that finds weights by steps of descent. Layers of attention compute each step."""
 
     method: str = "nesterov"
     tol: float = 1e-12
@@ -134,7 +134,7 @@ class SteppingEstimator(InContextEstimator):
     rules: ClassVar[dict[str, Rule]] = method_rule(*METHODS)
 
     def _steps(self, L: float, mu: float, eta: float | None = None) -> int:
-        """The number of steps that bring the error to tol, with a ConvergenceWarning where max_iter cuts it short."""
+        """Return the number of steps that bring the error to tol, at most max_iter; warn if max_iter is too small."""
         steps = steps_for(self.method, L, mu, self.tol, int(self.max_iter), eta)
         if steps > self.max_iter:
             warn_of(
@@ -146,10 +146,10 @@ class SteppingEstimator(InContextEstimator):
         return min(steps, int(self.max_iter))
 
     def _paced(self, L: float, mu: float) -> Schedule:
-        """The steps that bring a quadratic to tol, with μ raised until max_iter of them suffice.
+        """Return the steps that bring a quadratic to tol. μ is raised until max_iter steps suffice.
 
-        For losses that are no quadratics, whose smallest curvature on the way is far above the bound μ. The gradient
-        that is reached is measured after the run.
+        It is for losses that are not quadratic: their smallest curvature along the steps is far above the bound μ. The
+        gradient at the end is measured after the run.
         """
         most = int(self.max_iter)
         while (steps := steps_for(self.method, L, mu, self.tol, most)) > most and mu < L:
@@ -165,10 +165,10 @@ def warn_of(message: str, stacklevel: int = 4) -> None:
 
 @dataclass(frozen=True, eq=False)
 class ColumnUnits:
-    """The units of the prompt: columns are centred and divided by √(mean square + damping), targets centred.
+    """The units of the prompt: columns are centred and divided by √(mean square + damping), and targets are centred.
 
-    With the damping penalty/(rows·largest curvature of the loss) every column has the same curvature, so that one
-    length of steps suits all of them.
+    With the damping penalty/(rows·largest curvature of the loss) every column has the same curvature, so that one step
+    length suits all columns.
     """
 
     mean: Float[np.ndarray, " features"]
@@ -191,18 +191,18 @@ class ColumnUnits:
         return cls(mean, np.where(is_constant, 1.0, scale), float(y.mean()) if centred_y else 0.0)
 
     def uniform(self) -> ColumnUnits:
-        """One scale for all columns: the shortest of several optima is then the shortest in X's own units."""
+        """Use one scale for all columns. The shortest of several optima is then also the shortest in the units of X."""
         return ColumnUnits(self.mean, np.full_like(self.scale, np.sqrt((self.scale**2).mean())), self.centre)
 
     def prompt(self, X: np.ndarray) -> Float[np.ndarray, "rows features"]:
-        """The columns of the prompt."""
+        """Return the columns of the prompt."""
         moved: np.ndarray = (X - self.mean) / self.scale
         return moved
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class LinearEstimator(SteppingEstimator):
-    """Weights of columns: `coef_` and `intercept_` in the user's units."""
+    """A linear model. `coef_` and `intercept_` are in the user's units."""
 
     fit_intercept: bool = True
     heads: int = 4
@@ -229,7 +229,7 @@ class LinearEstimator(SteppingEstimator):
     def _with_intercept(
         self, units: ColumnUnits, X: np.ndarray, penalty: float
     ) -> tuple[Float[np.ndarray, "rows weights"], Float[np.ndarray, " weights"]]:
-        """The columns and their penalties; an intercept is a column of ones without penalty."""
+        """Return the columns and their penalties. An intercept is a column of ones without penalty."""
         columns, penalties = units.prompt(X), penalty / units.scale**2
         if not self.fit_intercept:
             return columns, penalties
@@ -237,7 +237,7 @@ class LinearEstimator(SteppingEstimator):
 
 
 def eigenvalue_bounds(gram: Float[np.ndarray, "d d"]) -> tuple[float, float]:
-    """(L, μ) such that [μ, L] holds all eigenvalues that are not zero up to rounding."""
+    """Return (L, μ) such that [μ, L] contains all eigenvalues that are not zero up to rounding."""
     values = np.linalg.eigvalsh(gram)
     slack = 4 * len(gram) * np.finfo(float).eps * float(max(values[-1], np.finfo(float).tiny))
     kept = values[values > 2 * slack]

@@ -27,23 +27,25 @@ from attnc.numerics.arrays import Float
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 
 QUERIES = 64
-"""The number of queries of one program: predictions are made in blocks of it, the last padded with zeros."""
+"""Number of queries of one program. Predictions are made in blocks of this size, and the last block is padded with
+zeros."""
 ROWS_AT_ONCE = 512
-"""The number of rows of the kernel matrix that are in memory at a time: 40 MB for 10,000 examples."""
+"""Number of rows of the kernel matrix that are in memory at a time: 40 MB for 10,000 examples."""
 QUERY_REACH = 2.0
-"""Programs are built for points this many times as far out as the examples; queries beyond get their own program."""
+"""Programs are built for norms up to this multiple of the largest norm of an example. Queries beyond it get their own
+program."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class QueriedRegressor(RegressorMixin, InContextEstimator):  # type: ignore[misc]
-    """The columns are centred and not scaled, so that distances do not change. `program_` takes (queries, prompt_)."""
+    """A regressor whose program takes (queries, prompt_). Columns are centred and not scaled, which keeps distances."""
 
     @abc.abstractmethod
     def _program(self, size: float) -> Program:
-        """The program for queries of at most this norm."""
+        """Return the program for queries of at most this norm."""
 
     def _prepare(self, X: np.ndarray, y: np.ndarray) -> Float[np.ndarray, "rows features"]:
-        """The centred columns; sets the prompt, and the norm up to which the program is built."""
+        """Set the prompt and the norm up to which the program is built. Return the centred columns."""
         self.mean_ = X.mean(axis=0)
         centred = X - self.mean_
         self._prompt = self._room(X)
@@ -56,7 +58,7 @@ class QueriedRegressor(RegressorMixin, InContextEstimator):  # type: ignore[misc
         self._memory = self._remembered(self.program_)
 
     def _remembered(self, program: Program, watch: Any = None) -> np.ndarray:
-        """The memory that the program makes of the prompt, the same for all queries."""
+        """Return the memory that the program makes from the prompt. It is the same for all queries."""
         return remember(program, [np.zeros(program.input_shapes[0]), self.prompt_], watch)
 
     def predict(self, X: Any) -> Float[np.ndarray, " rows"]:
@@ -129,8 +131,8 @@ class NadarayaWatson(QueriedRegressor):
 class KernelRidge(QueriedRegressor, SteppingEstimator):
     """argmin over the span of e^{−gamma|x−x_i|²} of Σ (f(x_i) − y_i)² + alpha·|f|².
 
-    The dual weights are found by T steps in the memory. The kernel's largest eigenvalue is bounded by its largest row
-    sum, its smallest by 0.
+    T steps in the memory find the dual weights. The kernel's largest row sum bounds its largest eigenvalue, and 0
+    bounds its smallest.
 
     Parameters
     ----------
@@ -150,7 +152,7 @@ class KernelRidge(QueriedRegressor, SteppingEstimator):
     trajectory_ : array of shape (steps + 1, rows)
         The dual weights at the start and after every step.
     n_iter_ : int
-        T.
+        The number of steps T.
     program_, prompt_, mean_, gamma_
         As for `NadarayaWatson`.
 
@@ -194,7 +196,7 @@ class KernelRidge(QueriedRegressor, SteppingEstimator):
 
 @dataclass(eq=False, repr=False)
 class KNeighborsRegressor(QueriedRegressor):
-    """The mean of y over the n_neighbors nearest examples, one round of hard attention for each.
+    """The mean of y over the n_neighbors nearest examples. One round of hard attention finds each of them.
 
     Parameters
     ----------
@@ -246,12 +248,12 @@ class KNeighborsRegressor(QueriedRegressor):
 
 
 def _scott(centred: np.ndarray) -> float:
-    """1/(2h²), h = σ·n^{−1/(d+4)}."""
+    """Return 1/(2h²) with h = σ·n^{−1/(d+4)}."""
     rows, features = centred.shape
     return float(rows ** (2 / (features + 4)) / (2 * (centred.var() or 1.0)))
 
 
 def _row_sums(centred: np.ndarray, gamma: float) -> float:
-    """The largest Σ_j e^{−γ|x_i−x_j|²}, rounded up: no eigenvalue of the kernel is larger."""
+    """Return the largest Σ_j e^{−γ|x_i−x_j|²}, rounded up. No eigenvalue of the kernel is larger."""
     blocks = (centred[i : i + ROWS_AT_ONCE] for i in range(0, len(centred), ROWS_AT_ONCE))
     return max(float(rbf_kernel(block, centred, gamma=gamma).sum(axis=1).max()) for block in blocks) * (1 + 1e-9)

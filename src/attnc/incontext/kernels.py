@@ -1,7 +1,8 @@
 """Kernels on the prompt: Nadaraya–Watson, kernel ridge and nearest neighbours, for a block of queries at a time.
 
-The memory holds the examples, the main stream the queries. Keys need |x_i|², which is not affine in the prompt. A
-squares layer makes it by difference heads (`differences`) on r = x_i·x_i: each token attends to itself and a sink.
+The memory holds the examples, and the main stream holds the queries. Keys need |x_i|², which is not affine in the
+prompt. A squares layer computes it by difference heads (`differences`) on r = x_i·x_i: each token attends to itself
+and a sink.
 
     nadaraya_watson    softmax over −β|x − x_i|², values y_i: one head; |x|² is the same for all keys and drops out
     kernel_ridge       a ← a − η(Ka + λa − y), K_ij = e^{−β|x_i−x_j|²}: a head beside a sink sums K_ij·a_j, where
@@ -41,10 +42,10 @@ from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma, up
 
 SQUARE, ABSENT = "square", "absent"
 CLEAR_SCORE = 40.0
-"""The difference of scores between two neighbours. The further one keeps e^−40 < 5e-18 of the weight, less than a
+"""The difference between the scores of two neighbours. The farther one keeps e^−40 < 5e-18 of the weight, less than a
 rounding in float64."""
 MAX_NAMED = 4096
-"""Maximum number of rows that get one-hot names: the memory is then as wide as it is long, and takes 128 MiB in
+"""Maximum number of rows that get one-hot names. The memory is then as wide as it is long, and takes 128 MiB in
 float64."""
 
 
@@ -73,7 +74,7 @@ class Kernel:
 
     @property
     def square_error(self) -> float:
-        """A bound of the error of |x|² from the squares layer, with rounding."""
+        """A bound of the error of |x|² from the squares layer, including rounding."""
         return self.differences.bound(self.sizes, self.dtype).value
 
     @property
@@ -88,12 +89,15 @@ class Kernel:
 
     @property
     def outside(self) -> float:
-        """The score M that an absent key loses: all absent keys together then weigh less than rounding."""
+        """The amount M subtracted from the score of an absent key.
+
+        All absent keys together then weigh less than rounding.
+        """
         return sink_score(self.prompt.rows + 1, 4 * self.beta * self.size**2, self.dtype)
 
 
 def nadaraya_watson(kernel: Kernel) -> Program:
-    """The program with inputs (queries, features) and (rows, features + 2), the prompt. Its output is (queries,)."""
+    """Return the program: queries (queries, features) and a prompt (rows, features + 2) → outputs (queries,)."""
     channels = kernel.memory
     main = (*kernel.points, ONE, "out")
     queries = {(c, c): 1.0 for c in kernel.points} | {(ONE, SQUARE): 1.0, (ONE, ABSENT): 1.0}
@@ -106,9 +110,9 @@ def nadaraya_watson(kernel: Kernel) -> Program:
 
 
 def average_error(kernel: Kernel, spread: float) -> float:
-    """A bound of the error of Nadaraya–Watson by the squares layer and padding, for targets that span `spread`.
+    """Bound the error of Nadaraya–Watson that the squares layer and padding cause, for targets that span `spread`.
 
-    Scores off by ≤ βe change weights by factors in e^{±2βe}, and an average by ≤ spread·tanh(βe) ≤ spread·βe. Absent
+    Score errors ≤ βe change weights by factors in e^{±2βe}, and an average by ≤ spread·tanh(βe) ≤ spread·βe. Absent
     keys together weigh less than one rounding.
     """
     e = kernel.beta * kernel.square_error
@@ -116,10 +120,13 @@ def average_error(kernel: Kernel, spread: float) -> float:
 
 
 def universal_bound(kernel: Kernel, modulus: Callable[[float], float], fill: float, oscillation: float) -> Bound:
-    """A bound of sup |program − f| for prompts of fill distance ≤ `fill`. `modulus` is concave and never falls."""
+    """Return a bound of sup |program − f| for prompts of fill distance ≤ `fill`.
+
+    `modulus` is concave and never falls.
+    """
     rows, u = kernel.prompt.rows, UNIT_ROUNDOFF[kernel.dtype]
     distance = math.sqrt(fill**2 + math.log(rows) / kernel.beta + 2 * kernel.square_error)
-    # Scores of size ≤ 4β·size² are off by γ of that, weights by twice as much, and averages round once more.
+    # Scores ≤ 4β·size² have an error of γ times that, weights have twice this error, and averages round once more.
     scores = gamma(kernel.prompt.features + 8, u) * 4 * kernel.beta * kernel.size**2
     rounding = oscillation * math.expm1(min(4 * scores, 700.0)) + gamma(2 * rows + 8, u) * oscillation
     return rounded_up(
@@ -130,7 +137,7 @@ def universal_bound(kernel: Kernel, modulus: Callable[[float], float], fill: flo
 
 
 def kernel_ridge(kernel: Kernel, penalty: float, schedule: Schedule) -> Program:
-    """The program for Σ_i a_i e^{−β|x−x_i|²}, with a after the schedule's steps from 0.
+    """Return the program for Σ_i a_i e^{−β|x−x_i|²}, where a is the result of the schedule's steps from 0.
 
     Its inputs and its output are those of `nadaraya_watson`.
     """
@@ -151,7 +158,7 @@ def kernel_ridge(kernel: Kernel, penalty: float, schedule: Schedule) -> Program:
 def _kernel_head(
     kernel: Kernel, queries: tuple[str, ...], keys: tuple[str, ...], C: float, value: str, out: str
 ) -> Head:
-    """A head with score −β|x − x_j|² on the examples, less M if the query is absent, and C on the sink of value 0."""
+    """Return a head with score −β|x − x_j|² on examples, less M for an absent query, and C on the sink of value 0."""
     beta = kernel.beta
     W_Q = {(c, c): 2 * beta for c in kernel.points} | {(ONE, SQUARE): -beta, (SQUARE, ONE): -beta, (ONE, SINK): 1.0}
     W_Q |= {(ABSENT, ONE): -kernel.outside}
@@ -161,7 +168,7 @@ def _kernel_head(
 
 
 def _dual_update(kernel: Kernel, channels: tuple[str, ...], penalty: float, schedule: Schedule) -> Affine:
-    """One step for the dual weight a_i of every example, whose gradient is product + λa − y."""
+    """Return one step for the dual weight a_i of every example. Its gradient is product + λa − y."""
     tokens = kernel.prompt.rows + 1
     rows = np.arange(kernel.prompt.rows)
     update = AffineBuilder(tokens, channels, tokens, channels)
@@ -174,7 +181,9 @@ def _dual_update(kernel: Kernel, channels: tuple[str, ...], penalty: float, sche
 
 
 def nearest(kernel: Kernel, neighbours: int, resolution: float) -> Program:
-    """The program for the mean of y over the nearest examples, with the inputs and the output of `nadaraya_watson`.
+    """Return the program for the mean of y over the nearest examples.
+
+    Its inputs and output are those of `nadaraya_watson`.
 
     It does not use `kernel.beta`.
     """
@@ -186,7 +195,7 @@ def nearest(kernel: Kernel, neighbours: int, resolution: float) -> Program:
     if not resolution > 0:
         raise InputError(f"the resolution of squared distances is positive, found {resolution!r}")
     beta = CLEAR_SCORE * (rows + 1) / resolution
-    # No two scores differ by more than this. A found key loses twice as much, and an absent one four times.
+    # No two scores differ by more than this. A found key loses twice this amount, and an absent key four times.
     widest = beta * 4 * kernel.size**2 + CLEAR_SCORE * (rows + 2)
     names = tuple(f"name.{i}" for i in range(rows))
     channels = (*kernel.memory, "rank", *names)
@@ -204,7 +213,7 @@ def nearest(kernel: Kernel, neighbours: int, resolution: float) -> Program:
 
 
 def _memory(kernel: Kernel, channels: tuple[str, ...]) -> tuple[Layer, ...]:
-    """The layers of the memory: the examples, with a mark if absent, and the sink; then their squares."""
+    """Return the layers of the memory: one places the examples, marked if absent, and the sink; one squares them."""
     prompt = kernel.prompt
     rows = np.arange(prompt.rows)
     place = AffineBuilder(prompt.rows, prompt.inputs, prompt.rows + 1, channels)
@@ -221,7 +230,10 @@ def _memory(kernel: Kernel, channels: tuple[str, ...]) -> tuple[Layer, ...]:
 
 
 def _squares(kernel: Kernel, channels: tuple[str, ...], count: int) -> Attention:
-    """The layer that makes |x|² of the first `count` tokens. The token after them is the sink, which all tokens see."""
+    """Return the layer that computes |x|² of the first `count` tokens.
+
+    The token after them is the sink, which all tokens see.
+    """
     differences = kernel.differences
     tokens = range(count)
     mask = Mask(np.array([*tokens, count], np.int32), np.array([*tokens, EVERY_QUERY], np.int32))
@@ -232,7 +244,7 @@ def _squares(kernel: Kernel, channels: tuple[str, ...], count: int) -> Attention
 
 
 def _program(kernel: Kernel, channels: tuple[str, ...], layers: Sequence[Layer], memory: Sequence[Layer]) -> Program:
-    """The program that places the queries on these channels, runs the layers, and reads the channel `out`."""
+    """Return the program that places the queries on these channels, runs the layers, and reads the channel `out`."""
     prompt, rows, has_sink = kernel.prompt, np.arange(kernel.queries), SINK in channels
     place = AffineBuilder(kernel.queries, kernel.points, kernel.queries + has_sink, channels)
     place.copy(rows, rows, kernel.points)

@@ -28,19 +28,20 @@ from attnc.incontext.estimators import (
 from attnc.numerics.arrays import Float
 
 ASSUMED = 1e-4
-"""If the smallest eigenvalue is zero, momentum is chosen as if it were this part of the largest: a step then shrinks
-errors by about √ASSUMED, one per cent. The proximal gradient that is reached is measured after the fit."""
+"""If the smallest eigenvalue is zero, momentum is chosen as if it were this fraction of the largest. A step then
+shrinks errors by about √ASSUMED, one per cent. The proximal gradient at the end is measured after the fit."""
 RAISES = 12
-"""Maximum number of attempts of Poisson regression with a larger bound of the means: each at least doubles it."""
-SEPARABLE = ": the classes are separable, and only the penalty holds the weights"
+"""Maximum number of attempts of Poisson regression with a larger bound of the means. Each attempt at least doubles
+it."""
+SEPARABLE = ": the classes are separable, and only the penalty bounds the weights"
 WORTH_A_WARNING = 1e-4
-"""The estimated distance of the weights to the optimum, relative to 1 + |w|, above which there is a warning:
-weights are often printed with four digits."""
+"""The fit warns if the estimated distance from the weights to the optimum exceeds this fraction of 1 + |w|. Weights are
+often printed with four digits."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class LinearRegressor(RegressorMixin, LinearEstimator):  # type: ignore[misc]
-    """A linear model of numbers."""
+    """A linear model whose targets are numbers."""
 
     def predict(self, X: Any) -> Float[np.ndarray, " rows"]:
         """Predict w·x + b for every row of X.
@@ -63,7 +64,7 @@ class LinearRegressor(RegressorMixin, LinearEstimator):  # type: ignore[misc]
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class LeastSquares(LinearRegressor):
-    """argmin Σ (w·x_i + b − y_i)² + alpha·|w|², by T layers of attention over the prompt; without alpha it is 0."""
+    """argmin Σ (w·x_i + b − y_i)² + alpha·|w|², by T layers over the prompt. If alpha is not a parameter, it is 0."""
 
     method: str = "chebyshev"
     max_iter: int = 20_000
@@ -106,11 +107,11 @@ class Ridge(LeastSquares):
     method : {"chebyshev", "nesterov", "heavy_ball", "plain"}
         The kind of steps.
     tol : float
-        T is the number of steps after which the starting error has shrunk to this part.
+        The fraction of the starting error that may remain after T steps. It determines T.
     max_iter : int
         Maximum number of steps.
     heads : int
-        Maximum number of heads that make the gradient.
+        Maximum number of heads that compute the gradient.
     learning_rate : float or None
         The length of plain steps; None chooses it.
     max_rows : int or None
@@ -125,9 +126,9 @@ class Ridge(LeastSquares):
     trajectory_ : array of shape (steps + 1, features)
         The weights of the prompt's columns at the start and after every step.
     bound_ : Bound
-        Of |trajectory_[-1] − optimum|₂.
+        A bound of |trajectory_[-1] − optimum|₂.
     n_iter_ : int
-        T.
+        The number of steps T.
 
     Examples
     --------
@@ -144,7 +145,7 @@ class Ridge(LeastSquares):
 class LinearRegression(LeastSquares):
     """argmin Σ (w·x_i + b − y_i)²; if there are several, the shortest w.
 
-    Eigenvalues that are zero up to rounding are taken for zero: steps and bound_ are for the shortest w without them.
+    Eigenvalues that are zero up to rounding count as zero. The steps and bound_ are for the shortest w without them.
 
     Parameters
     ----------
@@ -171,7 +172,7 @@ class LinearRegression(LeastSquares):
 class ProximalRegressor(LinearRegressor):
     """argmin Σ (w·x_i + b − y_i)²/(2n) + alpha·(l1_ratio·|w|₁ + ½(1 − l1_ratio)·|w|²), by proximal gradient steps.
 
-    Without the parameter l1_ratio it is 1.
+    If l1_ratio is not a parameter, it is 1.
     """
 
     rules: ClassVar[dict[str, Rule]] = method_rule("plain", "nesterov")
@@ -186,7 +187,7 @@ class ProximalRegressor(LinearRegressor):
         L, mu = eigenvalue_bounds(gram)
         if np.linalg.matrix_rank(gram) < len(gram):
             mu = 0.0
-        pace = mu or ASSUMED * L  # the gradient that is reached is measured below
+        pace = mu or ASSUMED * L  # the gradient at the end is measured below
         self.n_iter_ = self._steps(L, pace)
         schedule = Schedule(self.method, self.n_iter_, L, pace)
         size, norm = 3 * _weight_bound(targets, l1, mu), _up(np.linalg.norm(targets))
@@ -207,9 +208,9 @@ class ProximalRegressor(LinearRegressor):
 class ElasticNet(ProximalRegressor):
     """argmin Σ (w·x_i + b − y_i)²/(2n) + alpha·(l1_ratio·|w|₁ + ½(1 − l1_ratio)·|w|²), by proximal gradient steps.
 
-    A step is four layers: the gradient, an affine map, the gates of the soft threshold, an affine map. bound_ is of
-    |trajectory_[-1] − optimum|₂, computed after the fit from the proximal gradient there and the smallest eigenvalue.
-    It is infinite where that eigenvalue is zero.
+    A step has four layers: the gradient, an affine map, the gates of the soft threshold, and an affine map. bound_
+    bounds |trajectory_[-1] − optimum|₂. It is computed after the fit, from the proximal gradient there and the smallest
+    eigenvalue. It is infinite if that eigenvalue is zero.
 
     Parameters
     ----------
@@ -272,8 +273,9 @@ class PoissonRegressor(LinearRegressor):
     """argmin Σ (e^{w·x_i + b} − y_i·(w·x_i + b))/n + alpha·½|w|² for counts y_i ≥ 0; one head sums the exponentials.
 
     The columns are centred (fit_intercept) and divided by √(mean square + alpha/mean y) before they enter the prompt.
-    The intercept starts at log(mean y). The loss has no largest curvature: the program is built for means up to a
-    bound, twice the largest count at first, and built again for a larger one where the steps went beyond.
+    The intercept starts at log(mean y). The curvature of the loss has no bound. So the program is built for means up to
+    a limit, at first twice the largest count. If the steps exceed the limit, the program is built again with a larger
+    one.
 
     Parameters
     ----------
@@ -289,7 +291,7 @@ class PoissonRegressor(LinearRegressor):
     coef_, intercept_, program_, start_, prompt_, trajectory_, n_iter_
         As for `Ridge`; the weight of the intercept comes last.
     most_ : float
-        The bound of the means for which the program was built.
+        The largest mean for which the program was built.
     gradient_norm_ : float
         The norm of the gradient at the last weights.
 
@@ -324,7 +326,7 @@ class PoissonRegressor(LinearRegressor):
         raise FitError(f"the steps went to means of {found:.3g}; scale the columns, or raise alpha")
 
     def _fit_up_to(self, most: float, units: ColumnUnits, X: np.ndarray, y: np.ndarray) -> float:
-        """Fit with steps for means up to `most`, and return the largest mean on the way."""
+        """Fit with steps for means up to `most`, and return the largest mean during the steps."""
         columns, penalty = self._with_intercept(units, X, self.alpha)
         square = columns.T @ columns / len(X)
         L, _ = eigenvalue_bounds(most * square + np.diag(penalty))
@@ -376,9 +378,9 @@ class LogisticRegression(ClassifierMixin, LinearEstimator):  # type: ignore[misc
 
     The columns are centred (fit_intercept) and divided by √(mean square + 4/(C·n)) before they enter the prompt.
     `coef_` and `intercept_` are in the user's units. T is the number of steps that shrink the error of a quadratic with
-    this penalty and this largest eigenvalue to `tol`, at most max_iter; momentum is then fitted to T. For classes
-    that a plane separates the penalty alone decides: if it is weak, a ConvergenceWarning gives the gradient
-    that is left.
+    this penalty and this largest eigenvalue to `tol`, at most max_iter. Momentum is then fitted to T. If a plane
+    separates the classes, only the penalty bounds the weights. If it is weak, a ConvergenceWarning states the remaining
+    gradient.
 
     Parameters
     ----------
@@ -438,7 +440,7 @@ class LogisticRegression(ClassifierMixin, LinearEstimator):  # type: ignore[misc
             raise FitError("Classifier can't train when only one class is present: y needs two classes")
         targets, damping = labels.astype(np.float64), 4 / (self.C * len(X))
         units = ColumnUnits.of(X, targets, centred=self.fit_intercept, centred_y=False, damping=damping)
-        # F/C: the examples' part is a sum, as the layers make it, the penalty is over C.
+        # This is F/C: the examples' part is a plain sum, as the layers compute it, and the penalty is divided by C.
         columns, penalty = self._with_intercept(units, X, 1 / self.C)
         L, _ = eigenvalue_bounds(columns.T @ columns / 4 + np.diag(penalty))
         schedule = self._paced(L, min(float(penalty[: X.shape[1]].min()), L))
@@ -450,7 +452,7 @@ class LogisticRegression(ClassifierMixin, LinearEstimator):  # type: ignore[misc
         largest = 3 * float(np.linalg.norm(self.trajectory_, axis=1).max())  # v is extrapolated from two iterates
         self.gradient_bound_ = task.gradient_bound(sizes.x, largest)
         self.gradient_norm_ = float(np.linalg.norm(gradient))
-        # A small gradient is not enough: along columns that depend on others the objective is nearly flat.
+        # A small gradient is not enough: the objective is nearly flat along columns that depend on others.
         means = expit(columns @ weights)
         curvature = (columns.T * (means * (1 - means))) @ columns + np.diag(penalty)
         least = float(np.linalg.eigvalsh(curvature)[0])
@@ -465,7 +467,7 @@ class LogisticRegression(ClassifierMixin, LinearEstimator):  # type: ignore[misc
             )
 
     def decision_function(self, X: Any) -> Float[np.ndarray, " rows"]:
-        """Return w·x + b for every row of X: above 0 for the second class."""
+        """Return w·x + b for every row of X. It is above 0 for the second class."""
         scores: np.ndarray = self._queries(X) @ self.coef_[0] + self.intercept_[0]
         return scores
 
@@ -482,7 +484,7 @@ class LogisticRegression(ClassifierMixin, LinearEstimator):  # type: ignore[misc
 
 
 def _weight_bound(targets: np.ndarray, l1: np.ndarray, mu: float) -> float:
-    """|w| ≤ this at every iterate, since F(w) ≤ F(0) = |y|²/2n there."""
+    """Return a bound of |w| at every iterate: F(w) ≤ F(0) = |y|²/2n there."""
     start = float(targets @ targets) / (2 * len(targets))
     bounds = [2 * np.sqrt(2 * start / mu)] if mu else []
     bounds += [np.sqrt(len(l1)) * start / l1.min()] if l1.min() > 0 else []
@@ -490,10 +492,10 @@ def _weight_bound(targets: np.ndarray, l1: np.ndarray, mu: float) -> float:
 
 
 def _longest(rows: Float[np.ndarray, "rows columns"]) -> float:
-    """The largest 2-norm of a row, rounded up."""
+    """Return the largest 2-norm of a row, rounded up."""
     return _up(np.sqrt((rows**2).sum(axis=1).max()))
 
 
 def _up(value: Any) -> float:
-    """A norm, rounded up: its sums have far fewer roundings than 1e-12 allows."""
+    """Return a norm rounded up by 1e-12, which covers far more roundings than its sums have."""
     return float(value) * (1 + 1e-12)

@@ -1,4 +1,4 @@
-"""Smooth generalised linear losses A(z) − y·z, given as an expression A in z: the mean function A′ as keys of a head.
+"""Smooth generalised linear losses A(z) − y·z, given as an expression A in z, with the mean function A′ as a head.
 
 The derivative is symbolic. `constructions.spectral_grid` fits the head, and `proofs.leaves_prover` proves
 |Σ_k weight_k(z)·v_k − A′(z)| ≤ error for all |z| ≤ reach.
@@ -41,7 +41,7 @@ SLOPES = {
 """Name of a function of u → its derivative."""
 CURVATURE_CELLS = 4096
 """Number of cells on [−reach, reach] on which |A″| is enclosed. Measured for
-A′ = silu: the bound is 0.1 % above the largest |A″|, and takes 40 ms."""
+A′ = silu: the bound is 0.1 % above the largest |A″|, and the computation takes 40 ms."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +59,7 @@ class MeanFunction:
 
 
 def mean_function(loss: str, reach: float, eps: float) -> MeanFunction:
-    """The mean function of the loss A(z) − y·z, for |z| ≤ reach, with a proved error of about eps.
+    """Return the mean function of the loss A(z) − y·z for |z| ≤ reach, with a proved error of about eps.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ def mean_function(loss: str, reach: float, eps: float) -> MeanFunction:
     reach : float
         The largest |z|.
     eps : float
-        The error to aim at. The proved one is `error` of the result.
+        The error to aim at. The proved error is `error` of the result.
 
     Returns
     -------
@@ -105,7 +105,7 @@ def mean_function(loss: str, reach: float, eps: float) -> MeanFunction:
 
 
 def derivative(node: tree.Node) -> tree.Node:
-    """The derivative d/dz by the chain rule: Σ ∂node/∂operand · operand′ over the operands that depend on z."""
+    """Return d/dz by the chain rule: Σ ∂node/∂operand · operand′ over the operands that depend on z."""
     if isinstance(node, tree.Variable):
         return _number(1)
     terms = tuple(
@@ -117,7 +117,7 @@ def derivative(node: tree.Node) -> tree.Node:
 
 
 def _partials(node: tree.Node) -> list[tree.Node]:
-    """The derivatives of an operation with respect to its operands."""
+    """Return the derivatives of an operation with respect to its operands."""
     match node:
         case tree.Sum(terms):
             return [_number(1)] * len(terms)

@@ -1,4 +1,4 @@
-"""The progress of a fit, layer by layer: its objective, exact steps to compare with, and attention of chosen heads."""
+"""The progress of a fit, layer by layer: its objective, exact steps to compare with, and the attention of heads."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Objective:
 
     @classmethod
     def of(cls, task: Task, tokens: Float[np.ndarray, "rows width"]) -> Objective:
-        """The objective on the tokens of a prompt, without its padding."""
+        """Return the objective on the tokens of a prompt without its padding."""
         is_present = tokens[:, -2] != 0
         return cls(task, tokens[is_present, : task.prompt.num_weights], tokens[is_present, -1])
 
@@ -53,13 +53,13 @@ class Objective:
         return float(losses / self._count + (np.array(self.task.penalty) * w**2).sum() / 2 + self._l1 @ np.abs(w))
 
     def gradient(self, w: Float[np.ndarray, " weights"]) -> Float[np.ndarray, " weights"]:
-        """The gradient of the smooth part."""
+        """Return the gradient of the smooth part."""
         with np.errstate(over="ignore", invalid="ignore"):
             residuals = LOSSES[self.task.loss][1](self.X @ w) - self.y
             return np.asarray(self.X.T @ residuals / self._count + np.array(self.task.penalty) * w)
 
     def exact_trajectory(self, start: Float[np.ndarray, " weights"]) -> Float[np.ndarray, "steps weights"]:
-        """The iterates of the same steps with exact gradients, in float64. The program approximates them."""
+        """Return the iterates of the same steps with exact gradients, in float64. The program approximates them."""
         schedule, l1 = self.task.schedule, self._l1
         v = p = np.array(start, np.float64)
         path = [v]
@@ -75,7 +75,7 @@ class Objective:
 def loss_path(
     objective: Objective, trajectory: Float[np.ndarray, "steps weights"], most: int = 400
 ) -> tuple[Int[np.ndarray, " shown"], Float[np.ndarray, " shown"]]:
-    """The objective after at most `most` of the steps, the first and the last among them."""
+    """Return the objective after at most `most` of the steps, including the first and the last."""
     steps = np.unique(np.linspace(0, len(trajectory) - 1, min(most, len(trajectory))).round().astype(int))
     return steps, np.array([objective(trajectory[t]) for t in steps])
 
@@ -83,7 +83,7 @@ def loss_path(
 def attention_map(
     program: Program, inputs: Sequence[np.ndarray], layer_name: str, heads: Sequence[int] | None = None
 ) -> Float[np.ndarray, "heads queries keys"]:
-    """The attention of chosen heads, or of all, of one layer of the main stream on one prompt."""
+    """Return the attention of chosen heads, or of all heads, in one layer of the main stream on one prompt."""
     at = next((i for i, layer in enumerate(program.layers) if layer.name == layer_name), None)
     if at is None or not isinstance(program.layers[at], Attention):
         names = [layer.name for layer in program.layers if isinstance(layer, Attention)]

@@ -1,4 +1,4 @@
-"""The prompt, tokens (x_i, m_i, y_i) with m_i = 1 for an example and 0 for padding."""
+"""The prompt: tokens (x_i, m_i, y_i) with m_i = 1 for an example and 0 for padding."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Prompt:
         return self.features + self.intercept
 
     def tokens(self, X: Any, y: Any) -> Float[np.ndarray, "rows width"]:
-        """The examples as tokens, padded with zeros up to `rows`."""
+        """Return the examples as tokens, padded with zeros up to `rows`."""
         X, y = np.asarray(X, np.float64), np.asarray(y, np.float64)
         if X.ndim != 2 or y.shape != X.shape[:1]:
             raise InputError(f"examples are X (n, d) and y (n,); found shapes {X.shape} and {y.shape}")
@@ -90,11 +90,11 @@ class Prompt:
         return tokens
 
     def place(self, memory: AffineBuilder, row: int, token: int, mean: bool) -> None:
-        """Put the examples from `row` on into the memory from `token` on, and then the sinks.
+        """Put the examples, starting at `row`, into the memory, starting at `token`; then the sinks.
 
-        There is one sink, or for a mean one sink for each example that is present. A sink has the value zero and a
-        score that makes it the denominator. A head then returns e^{-C} times a sum over the examples (a mean, with a
-        sink for each) and not an average whose weights depend on the data.
+        A sum has one sink, and a mean has one sink for each example that is present. A sink has the value zero and a
+        score that makes it the denominator. So a head returns e^{-C} times the sum (or the mean) over the examples, and
+        not an average whose weights depend on the data.
         """
         rows, tokens = row + np.arange(self.rows), token + np.arange(self.rows)
         memory.copy(tokens, rows, self.inputs)
