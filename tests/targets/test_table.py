@@ -92,7 +92,7 @@ def test_the_claim_is_about_all_points_and_no_other():
 
 def test_other_points_have_no_value():
     table = attnc.TableTarget([0, 1], [0, 1], names=["t"])
-    with pytest.raises(attnc.InputError, match=re.escape("has no value at t = 0.5, which is none of its points")):
+    with pytest.raises(attnc.InputError, match=re.escape("has no value at t = 0.5, which is not one of its points")):
         table(np.array([[0.0], [0.5]]))
     cell = Interval(np.zeros((1, 1)), np.ones((1, 1)))
     with pytest.raises(attnc.InputError, match="says nothing between its points"):

@@ -1,4 +1,4 @@
-"""A certificate: its ledger as bars, and where on the domain the error sits, as proved for each leaf and as seen."""
+"""The picture of a certificate: its ledger as bars, and the error over the domain, proved for each leaf and as seen."""
 
 from __future__ import annotations
 
@@ -26,32 +26,34 @@ if TYPE_CHECKING:
     from attnc.network import Network
 
 MOST_TERMS, LONGEST = 12, 34
-"""Most bars, and most letters of the name beside a bar: the bars keep most of the panel."""
+"""Maximum number of bars, and of letters of the name beside a bar. The bars then keep most of the panel."""
 MOST_PROFILES, PROFILE = 6, 1.5
-"""Most variables along which the error is drawn if there are more than two, and the height of each panel in inches."""
+"""Maximum number of variables along which the error is drawn if there are more than two, and the height of each panel
+in inches."""
 LETTERS, TITLE_LETTERS = 13.0, 7.0
-"""Letters per inch of the lines of the header, and of its title."""
+"""Letters per inch in the lines of the header, and in its title."""
 MOST_OUTLINED = 4_096
-"""Most cells that have an outline each: beyond, outlines would hide the cells."""
+"""Maximum number of cells that are outlined. With more, outlines would hide the cells."""
 ON_A_LINE, ON_A_SIDE, IN_SPACE = 1_025, 97, 20_000
-"""Points at which the error is seen: for one variable, along each side for two, and altogether for more."""
+"""Number of points at which the error is evaluated: for one variable, along each side for two, and in total for
+more."""
 PROFILE_BINS = 32
-"""Bins along a variable over which the largest error is shown: of IN_SPACE points each has some 600."""
+"""Number of bins along a variable over which the largest error is shown. Each has about 600 of the IN_SPACE points."""
 NEARLY_ALL = 0.99
-"""Share of the box whose bounds a colour scale shows in full if f jumps: bounds next to the jump are far larger."""
-WHERE, TITLE_HEIGHT = "Where the error sits", 22
+"""Share of the box whose bounds a colour scale shows in full if f jumps. Bounds next to the jump are far larger."""
+WHERE, TITLE_HEIGHT = "Where the error is", 22
 """The title of these panels, and its height above them in points."""
 
 
 def plot_certificate(network: Network, path: str | os.PathLike[str]) -> None:
     """Write the picture as SVG, PDF or PNG."""
     if network.certificate.bound is None:
-        raise InputError("nothing was proved of this network, so there is no ledger to draw; plot() shows its error")
+        raise InputError("nothing was proved about this network, so there is no ledger to draw; plot() shows its error")
     write_figure(path, lambda: certificate_figure(network))
 
 
 def certificate_figure(network: Network) -> Figure:
-    """Draw the ledger on the left; on the right the error over the domain, as proved for each leaf and as seen."""
+    """Draw the ledger on the left, and on the right the error over the domain, as proved for each leaf and as seen."""
     claim, d, subject = network.certificate, network.box.d, PlotSubject.of(network, None, 0)
     has_leaves, is_known = len(claim.leaf_bounds) > 0, subject.function is not None
     panels: list[Callable[[Axes, PlotSubject], None]] = []
@@ -82,7 +84,7 @@ def certificate_figure(network: Network) -> Figure:
 
 
 def _draw_ledger(axes: Axes, network: Network) -> None:
-    """Draw bars in proportion to the terms: a source too small to be seen does not matter."""
+    """Draw bars in proportion to the terms. A source too small to be seen does not matter."""
     sources = sorted(_leaves_of(error_tree(network.certificate)), key=lambda node: -node.adds)
     shown, rest = sources[:MOST_TERMS], sources[MOST_TERMS:]
     rows = [(_label(node), node.adds, node.share) for node in shown]
@@ -99,7 +101,7 @@ def _draw_ledger(axes: Axes, network: Network) -> None:
         text = f"{ceiling(adds)}  ({percent(share)})"
         axes.annotate(text, (adds, place), (4, 0), "data", "offset points", va="center", fontsize=9, color=style.INK)
     worst = "at the worst place" if network.certificate.norm == "inf" else "over the box"
-    style.set_title(axes, "Ledger", f"what each source adds, {worst}")
+    style.set_title(axes, "Ledger", f"contribution of each source, {worst}")
 
 
 def _leaves_of(node: ErrorNode) -> list[ErrorNode]:
@@ -117,7 +119,7 @@ def _label(node: ErrorNode) -> str:
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1 - keep]}…{text[len(text) - keep :]}"
 
 
-# --- where the error sits ---------------------------------------------------------------------------------------------
+# --- where the error is -----------------------------------------------------------------------------------------------
 
 
 def _leaves(count: int) -> str:
@@ -125,7 +127,7 @@ def _leaves(count: int) -> str:
 
 
 def _few_enough(network: Network, count: int) -> int:
-    """The number of points at which the error is seen: fewer if the network is large."""
+    """Return the number of points at which the error is evaluated: fewer if the network is large."""
     return max(33, min(count, int(PICTURE_SCORES / max(1, network.work_per_point))))
 
 
@@ -133,7 +135,7 @@ def _few_enough(network: Network, count: int) -> int:
 
 
 def _draw_line(axes: Axes, subject: PlotSubject) -> None:
-    """Draw the bounds of the leaves as steps, and the error that is seen as a line."""
+    """Draw the bounds of the leaves as steps, and the error at points as a line."""
     network, claim, what = subject.network, subject.network.certificate, list[str]()
     lo, hi = float(network.box.lo[0]), float(network.box.hi[0])
     edges, bounds = subject.leaf_steps()
@@ -170,7 +172,7 @@ def _finish_line(axes: Axes, network: Network, top: float, note: str) -> None:
 
 
 def _draw_tails(axes: Axes, network: Network, edges: np.ndarray) -> None:
-    """Draw the tails beyond the core, each with one bound, in exact arithmetic at most that of the certificate."""
+    """Draw the tails beyond the core. Each has one bound in exact arithmetic, at most the certificate's bound."""
     claim, width = network.certificate, 0.25 * (edges[-1] - edges[0])
     label: str | None = "tail, in exact arithmetic"
     for start, stop, end in (
@@ -186,7 +188,7 @@ def _draw_tails(axes: Axes, network: Network, edges: np.ndarray) -> None:
 
 
 def _draw_cells(axes: Axes, subject: PlotSubject) -> None:
-    """Draw the bounds of the leaves; the worst leaf has a frame."""
+    """Draw the bounds of the leaves, with a frame around the worst leaf."""
     from matplotlib.collections import PolyCollection
 
     claim, box = subject.network.certificate, subject.network.box
@@ -215,14 +217,14 @@ def _draw_cells(axes: Axes, subject: PlotSubject) -> None:
 
 
 def _scale(bounds: Float[np.ndarray, " leaves"], volumes: Float[np.ndarray, " leaves"]) -> float:
-    """The largest bound over nearly all of the box."""
+    """Return the largest bound over nearly all of the box."""
     order = np.argsort(bounds)
     covered = np.cumsum(volumes[order]) / volumes.sum()
     return float(bounds[order[int(np.searchsorted(covered, NEARLY_ALL).clip(0, len(order) - 1))]])
 
 
 def _draw_plane(axes: Axes, subject: PlotSubject) -> None:
-    """Draw the error at a grid of points, which proves nothing."""
+    """Draw the error at a grid of points. This proves nothing."""
     network = subject.network
     side = max(9, min(ON_A_SIDE, int(_few_enough(network, ON_A_SIDE**2) ** 0.5)))
     lines = [np.linspace(lo, hi, side) for lo, hi in zip(network.box.lo, network.box.hi, strict=True)]
@@ -240,7 +242,7 @@ def _draw_plane(axes: Axes, subject: PlotSubject) -> None:
 
 
 def _draw_profiles(panels: list[Axes], subject: PlotSubject) -> None:
-    """Draw, along one variable after the other, the largest error over all other variables."""
+    """Draw, along each variable, the largest error over all other variables."""
     from matplotlib.transforms import ScaledTranslation
 
     network, claim = subject.network, subject.network.certificate
@@ -271,7 +273,7 @@ def _draw_profiles(panels: list[Axes], subject: PlotSubject) -> None:
 
 
 def _random_points(box: Box, count: int) -> Float[np.ndarray, "points d"]:
-    """Random points, and as many on the border, where errors are often largest."""
+    """Return random points, and as many on the border, where errors are often largest."""
     rng = np.random.default_rng(0)
     parts = rng.random((count, box.d))
     rows = np.arange(0, count, 2)

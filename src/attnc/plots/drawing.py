@@ -1,4 +1,4 @@
-"""From a network to a picture, and from a picture to a file."""
+"""Draw a network, and write the picture to a file."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from attnc.network import Network
 
 SUFFIXES = (".png", ".svg", ".pdf")
-"""The formats of pictures, by the ends of their names."""
+"""The formats of pictures, by file suffix."""
 
 
 def plot(network: Network, path: str | os.PathLike[str], target: TargetLike | None = None, *, output: int = 0) -> None:
-    """Write the picture of a network as SVG, PDF or PNG, by the path's suffix, whole or not at all.
+    """Write the picture of a network as SVG, PDF or PNG, by the path's suffix. The file is written whole or not at all.
 
-    The target is read from the network's expression. A network of a Python function has none: give the function or
-    the Target, or its curves are left out.
+    The target is read from the network's expression. A network made from a Python function has none: give the function
+    or the Target, or its curves are left out.
     """
     write_figure(path, lambda: figure(network, target, output=output))
 

@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TOKENS_SHOWN = 120
-"""Most tokens of a prompt in a picture of attention: a token is then about 10 pixels wide."""
+"""Maximum number of prompt tokens in a picture of attention. A token is then about 10 pixels wide."""
 
 
 def plot_loss(model: Any, path: str | os.PathLike[str]) -> None:
-    """Write the picture of the loss against the layer, of the attention program and of exact steps."""
+    """Write the picture of the loss against the layer, for the attention program and for exact steps."""
     write_figure(path, lambda: loss_figure(model))
 
 
 def loss_figure(model: Any) -> Figure:
-    """Draw both losses above their least value; below, the distance between the weights of the two."""
+    """Draw both losses, less their smallest value, and below them the distance between the weights of the two."""
     if not hasattr(model, "task_"):
         raise InputError(f"{type(model).__name__} has no steps to show, or is not fitted")
     objective = Objective.of(model.task_, model.prompt_[-model.task_.prompt.rows :])
@@ -45,11 +45,11 @@ def loss_figure(model: Any) -> Figure:
     ):
         shown = np.maximum(losses - least, floor)
         above.plot(steps, shown, color=colour, linewidth=width, alpha=opacity, label=name)
-    style.set_title(above, "loss above the least")
+    style.set_title(above, "loss above its minimum")
     above.legend(frameon=False, fontsize=9)
     apart = np.linalg.norm(model.trajectory_ - exact, axis=1)[steps]
     below.plot(steps, np.maximum(apart, 1e-300), color=style.BLUE, linewidth=1.3)
-    style.set_title(below, "distance of the two", "|w by attention − w by exact steps|")
+    style.set_title(below, "distance between the two", "|w by attention − w by exact steps|")
     below.set_xlabel("step", color=style.INK)
     for axes, values in ((above, by_attention - least), (below, apart)):
         if (values > 0).sum() > 1:
@@ -67,7 +67,7 @@ def plot_attention(
 
 
 def attention_figure(model: Any, *, layer: str = "gradient1", heads: Sequence[int] | None = None) -> Figure:
-    """Draw one row per head: the weight of each token relative to the mean, less 1; the sinks are left out."""
+    """Draw one row per head: the weight of each token divided by the mean, less 1. The sinks are left out."""
     program = model.program_
     inputs = [model.start_, model.prompt_] if len(program.input_shapes) > 1 else [model.prompt_]
     maps = attention_map(program, inputs, layer, heads)
@@ -77,8 +77,8 @@ def attention_figure(model: Any, *, layer: str = "gradient1", heads: Sequence[in
     shown = (weights / weights.mean(axis=1, keepdims=True) - 1)[:, :TOKENS_SHOWN]
     most = float(np.abs(shown).max()) or 1.0
     chosen = list(heads) if heads is not None else list(range(len(maps)))
-    note = f"the first {shown.shape[1]} of {rows} tokens: weight over the mean, less 1; "
-    note += f"all of them together have at most {weights.sum(axis=1).max():.1e}, the rest is the sinks'"
+    note = f"the first {shown.shape[1]} of {rows} tokens: weight divided by the mean, less 1; "
+    note += f"all tokens together have at most {weights.sum(axis=1).max():.1e}, the sinks have the rest"
     title = f"{type(model).__name__}: attention of layer {layer}"
     picture = style.new_figure(9.0, 0.6 + 0.42 * len(chosen), title, note)
     axes = picture.subplots()
@@ -99,7 +99,7 @@ def function_figure(model: Any, X: Any, y: Any) -> Figure:
     """Draw the predicted function of one variable, and the prompt's examples."""
     X, y = np.asarray(X, np.float64), np.asarray(y, np.float64)
     if X.ndim != 2 or X.shape[1] != 1:
-        raise InputError(f"the picture is of functions of one variable: X is (n, 1), found {X.shape}")
+        raise InputError(f"the picture needs a function of one variable, X of shape (n, 1); found {X.shape}")
     low, high = float(X.min()), float(X.max())
     margin = 0.08 * (high - low or 1.0)
     at = np.linspace(low - margin, high + margin, 600)

@@ -1,4 +1,5 @@
-"""A network along lines: outputs, the error with the bound on both sides, and the weights of every layer."""
+"""Pictures of a network along lines: outputs, the error with the bound on both sides, and the weights of every
+layer."""
 
 from __future__ import annotations
 
@@ -19,21 +20,22 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MANY_STEPS = 400
-"""Most cells on a line at which the error is drawn as a curve; with more, it is drawn as a band."""
+"""Maximum number of cells on a line for which the error is drawn as a curve. With more, it is drawn as a band."""
 MOST_POINTS = 40_000
-"""Most points of a curve: some 30 per pixel, so that no peak of the error is missed."""
+"""Maximum number of points of a curve: about 30 per pixel, so that no peak of the error is missed."""
 SHOWN_LAYERS = 4
-"""Most layers whose weights are shown: with more, the picture would not fit on a page."""
+"""Maximum number of layers whose weights are shown. With more, the picture would not fit on a page."""
 THIN_BOUND = 1e-3
-"""Smallest bound that is drawn, as a share of the scale: a smaller one would lie on the zero line."""
+"""Smallest bound that is drawn, as a share of the scale. A smaller one would lie on the zero line."""
 MOST_ROWS = 120
-"""Most rows of all bands together: with more keys, neighbouring keys share a row, so that rows stay visible."""
+"""Maximum number of rows of all bands together. With more keys, neighbouring keys share a row, so that rows stay
+visible."""
 COLUMNS = 1200
-"""Points along the line at which weights are drawn: about one per pixel."""
+"""Number of points along the line at which weights are drawn: about one per pixel."""
 MOST_BANDS = 12
-"""Most heads or queries of one layer that are shown: more would be too thin for their names."""
+"""Maximum number of heads or queries of one layer that are shown. More would be too thin for their names."""
 MOST_TICKS = 120
-"""Most anchors that are drawn as ticks: more would run together."""
+"""Maximum number of anchors that are drawn as ticks. More would run together."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +63,7 @@ def draw_lines(subject: PlotSubject, lines: list[tuple[int, PlotLine]]) -> Figur
     num_rows = -(-len(curves) // columns)
     heights = [2.9 if columns == 1 else 2.5] * num_rows + [2.9] * (chosen.target is not None)
     heights += [2.9 + 0.25 * max(0, min(len(layer), MOST_BANDS) - 5) for layer in shown]
-    notes = [line.note] * bool(line.note) + [""] * (len(curves) > 1)  # the last one is the legend's
+    notes = [line.note] * bool(line.note) + [""] * (len(curves) > 1)  # the last line is for the legend
     title = subject.title if len(curves) > 1 else subject.entry_title
     picture = style.new_figure(9.6 if columns < 3 else 11.5, sum(heights), title, *subject.header, *notes)
     grid = picture.add_gridspec(len(heights), columns, height_ratios=heights)
@@ -103,7 +105,10 @@ def _curves(subject: PlotSubject, lines: list[tuple[int, PlotLine]], has_many_st
 
 
 def _samples(line: PlotLine, count: int, scatter: bool, has_ends: bool) -> Float[np.ndarray, " count"]:
-    """Points along a line: scattered if a lattice would make a pattern with the cells, and with the ends or without."""
+    """Return points along a line, with or without the ends.
+
+    They are scattered if a lattice would interfere with the cells.
+    """
     middles = line.lo + (line.hi - line.lo) * (np.arange(count) + 0.5) / count
     t = np.linspace(line.lo, line.hi, count) if has_ends else middles
     if scatter:
@@ -135,14 +140,17 @@ def _draw_curve(axes: Axes, subject: PlotSubject, curve: Curve, is_only: bool) -
 
 
 def _draw_errors(axes: Axes, subject: PlotSubject, curves: list[Curve], has_many_steps: bool) -> None:
-    """Draw curves, or bands between least and largest error if the network has more steps than the picture columns."""
+    """Draw curves.
+
+    If the network has more steps than the picture has columns, draw bands from smallest to largest error.
+    """
     style.set_title(axes, "error", headline(subject.network.certificate))
     colours = [style.BLUE] if len(curves) == 1 else list(style.distinct_colours(len(curves)))
     errors = [curve.network - curve.target for curve in curves if curve.target is not None]
     for i, (curve, colour) in enumerate(zip(curves, colours, strict=True)):
         error, label = errors[i], subject.entry(curve.output)
         if not has_many_steps:
-            width = 1.2 + 0.7 * (len(curves) - 1 - i)  # lines that coincide are all seen
+            width = 1.2 + 0.7 * (len(curves) - 1 - i)  # so that lines that coincide are all visible
             axes.plot(curve.t, error, color=colour, linewidth=width, label=label)
             continue
         bins = np.array_split(np.flatnonzero(np.isfinite(error)), 250)
@@ -176,7 +184,10 @@ def _draw_errors(axes: Axes, subject: PlotSubject, curves: list[Curve], has_many
 def _draw_weights(
     axes: Axes, layer: LayerSoftmaxes, line: PlotLine, worst: float, marked: list[Axes], is_only: bool
 ) -> None:
-    """Draw the weights of a layer; `worst` is the point to zoom in on, `marked` the panels that show the window."""
+    """Draw the weights of a layer.
+
+    `worst` is the point to zoom in on, and `marked` are the panels that show the window.
+    """
     window = line
     if len(layer.queries) == 1:
         ends = (np.array([end]) for end in (worst, line.lo, line.hi))
@@ -190,7 +201,7 @@ def _draw_weights(
     shared = max(1, -(-max(len(rows) for _, rows in shown) * len(shown) // MOST_ROWS)) if len(shown) > 1 else 1
 
     kind = "softmax weights" if isinstance(layer.form.stages[layer.stage], SoftmaxStage) else "attention weights"
-    note = f"how much each key counts at each {line.name}"
+    note = f"weight of each key at each {line.name}"
     if is_zoomed:
         note = f"{one_line(line.name)} ∈ [{style.number(lo)}, {style.number(hi)}] (shaded above)"
     for name, drawn, all_ in (("queries", bands.queries, layer.queries), ("heads", bands.heads, layer.heads)):
@@ -228,7 +239,7 @@ def _shade_unreached(axes: Axes, line: PlotLine) -> None:
 
 
 def _bands(layer: LayerSoftmaxes, line: PlotLine) -> LayerSoftmaxes:
-    """Return the softmaxes of the layer; if there are many, some whose winning key changes along the line."""
+    """Return the softmaxes of the layer. If there are many, return some whose winning key changes along the line."""
     if len(layer) <= MOST_BANDS:
         return layer
     points = line.share(np.linspace(0, 1, 200))
@@ -262,7 +273,7 @@ def _rows(
     near = band.near(u.min(axis=0), u.max(axis=0))
     weights = band.weights(u, near).T
     rank = np.arange(len(band))
-    if band.soft is not None and stage == 0:  # u is a straight line: by the slopes of the scores along it
+    if band.soft is not None and stage == 0:  # u is a straight line, so the slopes of the scores along it give the rank
         rank = np.argsort(np.argsort(band.soft.slopes @ (u[-1] - u[0]), kind="stable"))
     rank = rank[near]
     used = weights.max(axis=1) > min(1e-3, float(weights.max()) / 2)
@@ -288,7 +299,10 @@ def _anchor_ticks(layer: LayerSoftmaxes, line: PlotLine) -> tuple[list[tuple[np.
 
 
 def _places(layer: LayerSoftmaxes, member: Selector, line: PlotLine, has_heads: bool) -> Float[np.ndarray, " anchors"]:
-    """Return the anchors without sentinels: exact if scores are squared distances, else the middles of cells."""
+    """Return the anchors without sentinels.
+
+    They are exact if scores are squared distances, else the middles of cells.
+    """
     places = layer.anchors_along(member, line.origin, line.direction) if layer.stage == 0 else None
     if places is not None:
         places = np.unique(places[~member.is_sentinel] if has_heads else places)

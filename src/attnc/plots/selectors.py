@@ -20,31 +20,33 @@ from attnc.plots.style import distinct_colours
 Item = TypeVar("Item")
 
 SCORE_ROUNDING = {np.dtype(np.float64): 1e-9, np.dtype(np.float32): 2e-6}
-"""Largest deviation of scores from a formula, relative to their range, that counts as rounding. It is far above the
-roundings of β|L|² and far below the deviation of scores of another shape."""
+"""Largest deviation of scores from a formula that counts as rounding, relative to the range of the scores. It is far
+above the roundings of β|L|², and far below the deviation of scores of another shape."""
 PIXELS_PER_TILE = 32
-"""Pixels along a side of a tile: few keys can win in it, and Python between tiles is still cheap."""
+"""Number of pixels along a side of a tile. Few keys can win in it, and the Python code between tiles is still cheap."""
 WHOLE = 40
-"""Most cells along an axis that are shown whole: a cell is then 12 pixels wide. Beyond, a window of ZOOMED is shown."""
+"""Maximum number of cells along an axis that is shown whole. A cell is then 12 pixels wide. With more cells, a window
+of ZOOMED cells is shown."""
 ZOOMED = 24
-"""Cells along an axis of a window: few enough for their borders to be seen."""
+"""Number of cells along an axis of a window. They are few enough for their borders to be visible."""
 PIXEL_SCORES, PIXEL_STATES, LEAST_PIXELS = 6e7, 2.0**24, 60
-"""Scores, and numbers of the state, that the pixels of one panel may cost, about a second; and the fewest pixels along
+"""Number of scores and state entries that the pixels of one panel may cost, about a second; and the fewest pixels along
 a side, whatever their cost."""
 TIE = 1e-6
-"""Scores this close have the same weight to the eye."""
+"""The weights of scores this close look equal."""
 INVISIBLE = 40.0
-"""Scores by which a key is behind everywhere when it is left out: its weight is below e⁻⁴⁰, which no picture shows."""
+"""A key is left out if its score is lower than the largest by this much everywhere. Its weight is then below e⁻⁴⁰,
+which no picture shows."""
 
 
 @dataclass(frozen=True, eq=False)
 class Selector:
-    """One softmax in its place: the soft head over the keys that a query sees, a function of the state u before it.
+    """One softmax of a network: the soft head over the keys that a query sees, a function of the state u before it.
 
-    There is no soft head where scores are bilinear in u; scores are then made by the folded head.
+    If scores are bilinear in u, there is no soft head, and the folded head computes the scores.
     """
 
-    head: int | None  # None: a Softmax layer
+    head: int | None  # None for a Softmax layer
     query: int
     keys: Int[np.ndarray, " keys"]  # their tokens
     soft: SoftHead[Any] | None
@@ -74,7 +76,7 @@ class Selector:
         """Return the keys that come within `margin` of the largest score somewhere in the window.
 
         Such a key comes within `margin` of the key that wins in the middle, and a linear difference is largest at a
-        corner. So this drops no key that matters, and costs one pass.
+        corner. So this drops no key that matters, and takes one pass.
         """
         among = np.arange(len(self)) if among is None else among
         if self.soft is None or len(among) == 1:
@@ -90,12 +92,12 @@ class Selector:
         return among[scores - scores[best] + spread >= -margin]
 
     def weights(self, u: Float[np.ndarray, "batch variables"], near: Int[np.ndarray, " near"]) -> np.ndarray:
-        """Return the weights of some of the keys, (batch, near); those left out must be negligible."""
+        """Return the weights of some of the keys, (batch, near). The other keys must be negligible."""
         return softmax(self.scores(u, near))
 
     @property
     def spoken(self) -> Float[np.ndarray, "keys channels"] | None:
-        """The vector that a key with all of the weight adds to the state; None if it moves, or for a Softmax layer."""
+        """The vector that a key with all of the weight adds to the state; None if it varies, or for a Softmax layer."""
         if self.folded is None or not self.folded.values.is_constant:
             return None
         if self.soft is not None:
@@ -104,7 +106,7 @@ class Selector:
 
     @cached_property
     def is_sentinel(self) -> Bool[np.ndarray, " keys"]:
-        """Keys of value 0 beyond all others along a line; if the keys stand in no line, all keys of value 0."""
+        """The keys of value 0 beyond all others along a line; all keys of value 0 if the keys do not lie on a line."""
         if self.spoken is None or not self.spoken.any():
             return np.zeros(len(self), bool)
         silent = np.asarray(~self.spoken.any(axis=1))
@@ -117,14 +119,14 @@ class Selector:
 
     @property
     def outputs(self) -> Float[np.ndarray, " keys"] | None:
-        """The output of the network where one key has all of the weight and other heads add nothing."""
+        """The output of the network if one key has all of the weight and other heads add nothing, for each key."""
         if self.gain is None or self.head is None:
             return None if self.gain is None else self.gain + self.base
         return None if self.spoken is None else self.spoken @ self.gain + self.base
 
 
 def common_direction(heads: list[Selector]) -> Float[np.ndarray, " variables"] | None:
-    """Return a vector w such that the gradient of every score is a multiple of it; None if there is none."""
+    """Return a vector w such that the gradient of every score is a multiple of it, or None if there is none."""
     found = None
     for head in heads:
         if head.soft is None or head.soft.slopes.nnz == 0:
@@ -146,7 +148,10 @@ def common_direction(heads: list[Selector]) -> Float[np.ndarray, " variables"] |
 
 @dataclass(frozen=True, eq=False)
 class LayerSoftmaxes:
-    """Softmaxes of one layer, and their cells: in cell `starts[h] + k` softmax h is the loudest and its key k wins."""
+    """Softmaxes of one layer, and their cells.
+
+    In cell `starts[h] + k` softmax h is the strongest and its key k wins.
+    """
 
     form: NormalForm
     stage: int
@@ -210,7 +215,7 @@ class LayerSoftmaxes:
     ) -> tuple[Int[np.ndarray, " points"], Int[np.ndarray, " points"]]:
         """Return (cell, softmax) at every point of a line or of a square.
 
-        The points are taken in tiles of neighbours, because few keys can win in a tile.
+        The points are processed in tiles of neighbours, because few keys can win in a tile.
         """
         u = self.state(points)
         margin = 1.0 if len(self) == 1 else INVISIBLE
@@ -235,7 +240,7 @@ class LayerSoftmaxes:
         return cells, speakers
 
     def _voice(self, member: Selector, keys: np.ndarray, weights: np.ndarray) -> np.ndarray:
-        """Return the loudness of a softmax: its weight on keys with a value, or the size of its output."""
+        """Return the strength of a softmax: its weight on keys with a value, or the size of its output."""
         if self.has_sentinels:
             return np.asarray(weights @ ~member.is_sentinel[keys])
         if member.spoken is None:
@@ -245,7 +250,7 @@ class LayerSoftmaxes:
     def anchors_along(
         self, member: Selector, origin: Float[np.ndarray, " variables"], direction: Float[np.ndarray, " variables"]
     ) -> Float[np.ndarray, " keys"] | None:
-        """Return the t of the keys on the line origin + t·direction; None if scores are not squared distances."""
+        """Return the t of the keys on the line origin + t·direction, or None if scores are not squared distances."""
         if member.soft is None:
             return None
         slopes, constants = member.soft.slopes @ direction, member.soft.scores(origin[None])[0]
@@ -258,13 +263,13 @@ class LayerSoftmaxes:
         return None if grid is None or grid.has_duplicates else list(grid.shape)
 
     def count_along(self, at: Callable[[np.ndarray], np.ndarray]) -> int:
-        """Return the number of cells that a line meets, over all queries; `at` maps [0, 1] to its points."""
+        """Return the number of cells that a line crosses, over all queries. `at` maps [0, 1] to its points."""
         points, queries = at(np.linspace(0, 1, 1000)), self.queries
         some = queries[:: max(1, -(-len(queries) // 8))]
         return sum(len(runs(self.only("query", query).cells_at(points))[0]) for query in some)
 
     def affordable_side(self, wanted: int) -> int:
-        """Return the pixels along a side: fewer if many stages come first, or if keys move and all are computed."""
+        """Return the pixels along a side: fewer if many stages come first, or if keys depend on the point."""
         before = self.form.stages[: self.stage]
         variables = len(before[-1].written) if before else 1
         work = 1 + sum(len(member) for member in self.members if member.soft is None) + sum(map(num_scores, before))
@@ -290,7 +295,7 @@ def read_layer(form: NormalForm, stage: int, output: int) -> LayerSoftmaxes:
 
 
 def last_layer(form: NormalForm, output: int) -> LayerSoftmaxes:
-    """Return the softmaxes of the last layer that the output reads; there are none in an affine map."""
+    """Return the softmaxes of the last layer that the output reads. An affine map has none."""
     return read_layer(form, len(form.stages) - 1, output) if form.stages else LayerSoftmaxes(form, 0, [])
 
 
@@ -311,11 +316,11 @@ def _gains(form: NormalForm, output: int) -> tuple[dict[int, Float[np.ndarray, "
     return gains, base
 
 
-# --- the way of outputs back through the stages -----------------------------------------------------------------------
+# --- from outputs back through the stages -----------------------------------------------------------------------------
 
 
 def reads(form: NormalForm, output: int) -> list[Int[np.ndarray, " queries"]]:
-    """Return for every stage the queries (tokens, for a softmax stage) that matter to the output, found backwards."""
+    """Return for every stage the queries (tokens, for a softmax stage) that the output depends on, found backwards."""
     needed = np.unique(form.output.linear[[output]].indices)
     found: list[np.ndarray] = []
     for stage in reversed(form.stages):
@@ -343,7 +348,7 @@ def num_scores(stage: Stage) -> int:
     return math.prod(stage.logits.shape)
 
 
-# --- where anchors stand ----------------------------------------------------------------------------------------------
+# --- where anchors are ------------------------------------------------------------------------------------------------
 
 
 def gaussian_places(
@@ -374,7 +379,7 @@ def runs(ids: Int[np.ndarray, " samples"]) -> tuple[Int[np.ndarray, " runs"], In
 
 
 def run_places(x: Float[np.ndarray, " samples"], ids: Int[np.ndarray, " samples"]) -> Float[np.ndarray, " runs"]:
-    """Return the middle of every cell that wins on a line; an end cell counts as no wider than its neighbour."""
+    """Return the middle of every cell on a line. An end cell counts as no wider than its neighbour."""
     first, last = runs(ids)
     edges = np.concatenate([[x[0]], (x[last[:-1]] + x[first[1:]]) / 2, [x[-1]]])
     half = np.diff(edges) / 2
@@ -396,7 +401,7 @@ def spread(items: Sequence[Item], count: int) -> list[Item]:
 
 
 def _first_best(scores: Float[np.ndarray, "points keys"]) -> Int[np.ndarray, " points"]:
-    """Return the first of the keys that tie, however their scores are rounded."""
+    """Return the first key among those that tie up to rounding."""
     return np.argmax(scores >= scores.max(axis=1, keepdims=True) - TIE, axis=1)
 
 
@@ -412,7 +417,7 @@ def _line_tiles(count: int) -> list[Int[np.ndarray, " tile"]]:
 def zoom(
     cells_at: Callable[[np.ndarray], np.ndarray], centre: np.ndarray, lo: np.ndarray, hi: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return a window around the centre with few cells along each axis: the whole box if it has few.
+    """Return a window around the centre with few cells along each axis, or the whole box if it has few.
 
     `cells_at` maps points in the coordinates of the window to cells.
     """
@@ -432,9 +437,9 @@ def zoom(
 
 
 def pixels(lo: np.ndarray, hi: np.ndarray, side: int, scatter: bool = False) -> Float[np.ndarray, "pixels 2"]:
-    """Return the middles of side × side pixels, row by row from below; with `scatter` a random place in each.
+    """Return the middles of side × side pixels, row by row from below, or with `scatter` a random place in each.
 
-    Where cells are about as fine as pixels, middles would make a pattern that is not there.
+    If cells are about as fine as pixels, middles would show a false pattern.
     """
     rows, columns = np.divmod(np.arange(side * side), side)
     places = np.random.default_rng(0).random((side * side, 2)) if scatter else 0.5

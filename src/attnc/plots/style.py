@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 INK, GREY, FAINT = "#1b1f24", "#5b6470", "#d5dae0"
 """Colours of text, of secondary text and of grid lines."""
-BLUE, ORANGE = "#0072b2", "#d55e00"  # Okabe and Ito's: told apart by every kind of colour vision
+BLUE, ORANGE = "#0072b2", "#d55e00"  # from Okabe and Ito: distinct for every kind of colour vision
 PALETTE = (BLUE, "#e69f00", "#009e73", "#cc79a7", "#56b4e9", ORANGE, "#5b6470", "#8a6d00", "#4b3b8f", "#7fbf3f")
 VALUES, ERRORS, SIZES, WEIGHTS, MANY_COLOURS = "viridis", "RdBu_r", "Reds", "Blues", "turbo"
 """Colour maps of values, of errors with a sign, of their sizes, of attention weights, and of many heads or queries."""
@@ -29,7 +29,7 @@ HEADER, LINE = 0.78, 0.24
 
 
 def new_figure(width: float, height: float, title: str, *lines: str) -> Figure:
-    """Return an empty figure with its header; the panels get the room below."""
+    """Return an empty figure with its header. The panels get the space below."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -62,11 +62,11 @@ def set_title(axes: Axes, name: str, note: str = "") -> None:
     if note:
         place = (0, 1), (0, 7), "axes fraction", "offset points"
         text = axes.annotate(note, *place, ha="left", va="bottom", fontsize=9.5, color=GREY, parse_math=False)
-        text.set_in_layout(False)  # a long note must not squeeze the panel
+        text.set_in_layout(False)  # a long note must not make the panel smaller
 
 
 def set_plain(axes: Axes, grid: bool = True) -> None:
-    """Style axes without a frame; their vertical scale may be logarithmic."""
+    """Style axes without a frame. Their vertical scale may be logarithmic."""
     is_log = axes.get_yscale() == "log"
     for side, spine in axes.spines.items():
         spine.set_visible(side in ("left", "bottom"))
@@ -87,13 +87,13 @@ def set_plane(axes: Axes, box: Box) -> None:
 
 
 def set_labels(axes: Axes, x: str, y: str = "", colour: str = INK) -> None:
-    """Name the axes. Text of a user is no formula. `colour` is that of the vertical axis."""
+    """Name the axes. A user's text is not read as a formula. `colour` is the colour of the vertical axis."""
     axes.set_xlabel(one_line(x), color=INK, parse_math=False)
     axes.set_ylabel(one_line(y), color=colour, parse_math=False)
 
 
 def add_legend_above(axes: Axes, columns: int, fontsize: int = 9) -> None:
-    """Draw the legend above the panel, on the right of its title."""
+    """Draw the legend above the panel, to the right of its title."""
     place: dict[str, Any] = {"loc": "lower right", "bbox_to_anchor": (1, 1), "borderaxespad": 0.1}
     axes.legend(frameon=False, fontsize=fontsize, ncols=columns, **place)
 
@@ -112,7 +112,7 @@ def draw_image(
 
 
 def add_colorbar(axes: Axes, drawn: Any, label: str, width: float = 0.035, *, extend: str = "neither") -> Any:
-    """Draw a colour bar as tall as the panel, whatever its aspect. With extend="max" its end is an arrow."""
+    """Draw a colour bar as tall as the panel, whatever the panel's aspect. With extend="max" its end is an arrow."""
     bar = axes.figure.colorbar(drawn, cax=axes.inset_axes((1 + width, 0, width, 1)), extend=extend)
     bar.outline.set_visible(False)
     bar.ax.tick_params(colors=GREY, labelsize=9, length=0)
@@ -122,7 +122,7 @@ def add_colorbar(axes: Axes, drawn: Any, label: str, width: float = 0.035, *, ex
 
 
 def _write_out(*axes: Axis) -> None:
-    """Write very small and large numbers in full at every tick: a factor above the axis would run into the notes."""
+    """Write very small and large numbers in full at every tick. A factor above the axis would run into the notes."""
     from matplotlib.ticker import ScalarFormatter
 
     class InFull(ScalarFormatter):
@@ -138,7 +138,7 @@ def _write_out(*axes: Axis) -> None:
 
 
 def distinct_colours(count: int) -> Float[np.ndarray, "count rgb"]:
-    """Return colours for heads, queries or outputs: from the palette if it has enough."""
+    """Return colours for heads, queries or outputs, from the palette if it has enough."""
     from matplotlib import colormaps
     from matplotlib.colors import to_rgb
 

@@ -28,19 +28,19 @@ TargetLike = Target | Callable[..., Any]
 """A Target, or a function of flat points (batch, d), or of the inputs that the network takes."""
 
 SMALL_MULTIPLES = 6
-"""Most outputs that one picture shows: two rows of three panels."""
+"""Maximum number of outputs in one picture: two rows of three panels."""
 PICTURE_SCORES = 8e8
-"""Points × scores per point that the values in a picture may cost: some seconds."""
+"""Maximum of points × scores per point for the values in a picture. They take some seconds."""
 SMALLEST_REACH = 1e-290
-"""Smallest bound that sets the scale of an axis: matplotlib needs numbers whose tenths and squares are not zero."""
+"""Smallest bound that sets the scale of an axis. matplotlib needs numbers whose tenths and squares are not zero."""
 BEYOND = 0.3
 """A truncation to [a, b] is shown this share of b − a beyond both ends."""
 MANY_VARIABLES = 64
-"""Variables, from the first on, among which a cut is chosen: each costs 33 evaluations."""
+"""Number of variables, counted from the first, among which a cut is chosen. Each costs 33 evaluations."""
 NAMED_VARIABLES = 5
-"""Most other variables whose values the note on a cut lists: more would not fit on its line."""
+"""Maximum number of other variables whose values the note on a cut lists. More would not fit on its line."""
 SHOWN_REACH = 8.0
-"""Length of an infinite range that is shown on either side of 0: the usual activations are straight beyond it."""
+"""Length of an infinite range that is shown on either side of 0. The usual activations are straight beyond it."""
 ELSEWHERE, LITTLE = 0.75, 0.02
 """If the output changes along cuts through the middle of the box by less than the share LITTLE of its spread, cuts
 through the share ELSEWHERE of each interval are tried."""
@@ -48,7 +48,7 @@ through the share ELSEWHERE of each interval are tried."""
 
 @dataclass(frozen=True, eq=False)
 class Clip:
-    """Truncated linear functions: output i is clip(W_i·x + t_i, a, b), x all variables in one row."""
+    """Truncated linear functions. Output i is clip(W_i·x + t_i, a, b), where x holds all variables in one row."""
 
     W: Float[np.ndarray, "outputs d"]
     t: Float[np.ndarray, " outputs"]
@@ -71,7 +71,7 @@ class Clip:
         terms = [
             (w, f"{number(abs(w))}·{name}".removeprefix("1·")) for w, name in zip(self.W[0], names, strict=True) if w
         ]
-        is_shifted = abs(self.t[0]) > 1e-9 * (self.b - self.a)  # a shift that was read has rounding errors
+        is_shifted = abs(self.t[0]) > 1e-9 * (self.b - self.a)  # a shift read from weights has rounding errors
         terms += [(self.t[0], number(abs(self.t[0])))] if is_shifted else []
         text = "".join(f" {'−' if w < 0 else '+'} {term}" for w, term in terms)
         return f"clip({text[3:] if text.startswith(' +') else text[1:]}, {ends})"
@@ -79,13 +79,13 @@ class Clip:
 
 @dataclass(frozen=True, eq=False)
 class PlotSubject:
-    """A network, the function that it stands for if that is known, and the output that is shown."""
+    """A network, the function that it approximates if that is known, and the output that is shown."""
 
     network: Network
-    function: Callable[[np.ndarray], Any] | None  # of flat points; None: not known
+    function: Callable[[np.ndarray], Any] | None  # of flat points; None if not known
     output: int
     name: str
-    clip: Clip | None = None  # the truncated linear functions that the network computes, if it does
+    clip: Clip | None = None  # the truncated linear functions that the network computes, if any
     is_read: bool = False  # the function was read from the weights
 
     @classmethod
@@ -130,7 +130,7 @@ class PlotSubject:
 
     @property
     def shown_outputs(self) -> list[int]:
-        """The outputs of the small multiples, the chosen one among them."""
+        """The outputs of the small panels, including the chosen one."""
         first = max(0, min(self.output, self.num_outputs - SMALL_MULTIPLES))
         return list(range(first, min(self.num_outputs, first + SMALL_MULTIPLES)))
 
@@ -143,7 +143,7 @@ class PlotSubject:
         return np.asarray(self.network.at(points), np.float64)
 
     def target_at(self, points: Float[np.ndarray, "points d"]) -> Float[np.ndarray, "points outputs"]:
-        """Return the values of the function; NaN where they are not finite."""
+        """Return the values of the function, and NaN where they are not finite."""
         assert self.function is not None
         array = np.asarray(self.function(points), np.float64)
         if array.size != len(points) * self.num_outputs:
@@ -157,7 +157,7 @@ class PlotSubject:
         return array
 
     def error_reach(self, error: Float[np.ndarray, "*shape"]) -> float:
-        """Return the end of the scale of the error: the bound if the error is of its size, else the largest error."""
+        """Return the end of the error scale: the bound if the error is of its size, else the largest error."""
         largest, bound = float(np.nanmax(np.abs(error))), self.network.certificate.pointwise_bound
         if bound is not None and (bound < 5 * largest or (largest == 0 and bound > SMALLEST_REACH)):
             return max(largest, bound)
@@ -180,7 +180,7 @@ class PlotSubject:
         return edges, bounds
 
     def errors_at(self, points: Float[np.ndarray, "points d"]) -> Float[np.ndarray, " points"] | None:
-        """Return the largest error over the outputs; None if the function of the network is not known."""
+        """Return the largest error over the outputs, or None if the function of the network is not known."""
         if self.function is None:
             return None
         errors = np.abs(self.network_at(points) - self.target_at(points))
@@ -201,7 +201,7 @@ class PlotSubject:
 
     @property
     def header(self) -> list[str]:
-        """The facts of the network, and its claims if there is no panel of the error with them."""
+        """The facts of the network, and its claims unless a panel of the error states them."""
         network = self.network
         facts = "   ·   ".join(
             [
@@ -216,7 +216,7 @@ class PlotSubject:
 
 
 def _defined(network: Network) -> Callable[[np.ndarray], Any]:
-    """Return the function that a network's definitions state: name = expression; …; outputs, one after the other."""
+    """Return the function that a network's definitions state: name = expression; …; outputs."""
     *steps, outputs = (network.definitions or "").split(";")
 
     def function(points: np.ndarray) -> np.ndarray:
@@ -233,7 +233,7 @@ def _defined(network: Network) -> Callable[[np.ndarray], Any]:
 
 
 def _of_points(network: Network, function: Callable[..., Any]) -> Callable[[np.ndarray], Any]:
-    """Return the function on flat points. It may take these or the network's inputs, which are tried first."""
+    """Return the function on flat points. It may take flat points or the network's inputs, which are tried first."""
     shapes, outputs = network.program.input_shapes, math.prod(network.program.output_shape)
     if len(shapes) == 1 and len(shapes[0]) == 1:
         return function
@@ -261,10 +261,10 @@ def _of_points(network: Network, function: Callable[..., Any]) -> Callable[[np.n
 
 
 def read_clip(network: Network) -> Clip | None:
-    """Return the functions that one attention layer truncates; None if they cannot be read from the weights.
+    """Return the functions that one attention layer truncates, or None if they cannot be read from the weights.
 
-    An output reads one query, whose scores depend on one direction of x and stand like −γ(s − S_k)² along it. Where
-    the keys' values are clip(μ + λ·S_k), the function is clip(μ + λ·s).
+    An output reads one query. Its scores depend on one direction of x and have the form −γ(s − S_k)² along it. If the
+    keys' values are clip(μ + λ·S_k), the function is clip(μ + λ·s).
     """
     form = network._engine.form
     if len(form.stages) != 1 or not isinstance(form.stages[0], AttentionStage):
@@ -301,7 +301,7 @@ def _linear_between(
     inside = (v > a + slack) & (v < b - slack)
     if b <= a or not inside.any():
         return None
-    # The two ends belong to the line as well: the outermost places that have the ends' values and are nearest to it.
+    # The two ends are on the line as well: they are the places with the ends' values that are nearest to it.
     ends = [np.flatnonzero(v <= a + slack), np.flatnonzero(v >= b - slack)]
     middle = S[inside].mean()
     chosen = np.concatenate([np.flatnonzero(inside), *(e[[np.argmin(np.abs(S[e] - middle))]] for e in ends)])
@@ -316,7 +316,7 @@ def _linear_between(
 
 @dataclass(frozen=True, eq=False)
 class PlotLine:
-    """The points origin + t·direction for t from lo to hi, inside the box; the axis goes from shown[0] to shown[1]."""
+    """The points origin + t·direction inside the box, for t from lo to hi. The axis goes from shown[0] to shown[1]."""
 
     name: str  # of t
     lo: float
@@ -324,7 +324,7 @@ class PlotLine:
     origin: Float[np.ndarray, " d"]
     direction: Float[np.ndarray, " d"]
     box: Box
-    note: str = ""  # which part of the box the picture leaves out, if any
+    note: str = ""  # the part of the box that the picture leaves out, if any
     shown: tuple[float, float] | None = None
 
     def at(self, t: Float[np.ndarray, " points"]) -> Float[np.ndarray, "points d"]:
@@ -340,8 +340,8 @@ class PlotLine:
 
 
 def along_variable(box: Box, variable: int, note: str = "", share: float = 0.5) -> PlotLine:
-    """Return the line along one variable; the others stay in the middle of their intervals, or at another share."""
-    if not box.is_bounded:  # only boxes of one variable are infinite, and a part is drawn
+    """Return the line along one variable. The others stay in the middle of their intervals, or at another share."""
+    if not box.is_bounded:  # only a box of one variable may be infinite; a part of it is drawn
         line = along_variable(box.core(SHOWN_REACH), 0)
         return replace(line, note=f"drawn from {number(line.lo)} to {number(line.hi)}, a part of {box}")
     origin, direction = (1 - share) * box.lo + share * box.hi, np.zeros(box.d)
@@ -376,7 +376,10 @@ def cut(subject: PlotSubject) -> PlotLine:
 
 
 def ridge_lines(subject: PlotSubject) -> list[tuple[int, PlotLine]] | None:
-    """Return (output, line) of the shown outputs that are truncated linear functions; None without the chosen one."""
+    """Return (output, line) for the shown outputs that are truncated linear functions.
+
+    Return None if the chosen one is not.
+    """
     if subject.clip is None:
         return None
     found = [(output, _ridge(subject, subject.clip, output)) for output in subject.shown_outputs]
@@ -385,7 +388,7 @@ def ridge_lines(subject: PlotSubject) -> list[tuple[int, PlotLine]] | None:
 
 
 def _ridge(subject: PlotSubject, clip: Clip, output: int) -> PlotLine | None:
-    """Return the line of u = w·x + t_i, from the corner of the box where u is least to that where it is largest."""
+    """Return the line of u = w·x + t_i, from the corner of the box with the smallest u to the one with the largest."""
     box, w = subject.network.box, clip.W[output]
     middle = box.lo / 2 + box.hi / 2
     corner = np.sign(w) * (box.hi - middle)
@@ -398,7 +401,7 @@ def _ridge(subject: PlotSubject, clip: Clip, output: int) -> PlotLine | None:
         lo, hi, wanted = centre - reach, centre + reach, (centre - reach, centre + reach)
     is_one = subject.num_outputs == 1
     moved = "x goes" if is_one else "each output over its own w·x + t; x goes"
-    beyond = "" if (lo, hi) == wanted else "; grey: what the box does not reach"
+    beyond = "" if (lo, hi) == wanted else "; grey: outside the box"
     name = "u = w·x + t" if is_one else f"u = w·x + t of {subject.entry(output)}"
     origin, direction = middle - centre / reach * corner, corner / reach
     return PlotLine(name, lo, hi, origin, direction, box, f"{moved} from corner to corner of the box{beyond}", wanted)

@@ -20,19 +20,21 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SAMPLES_PER_BLOCK, MOST_BLOCKS = 5, 64
-"""If cells are as fine as the samples, the size of the error is shown over blocks of 5 × 5 samples; and the most blocks
-along a side of a map, which then has 320 samples."""
+"""If cells are as fine as the samples, the size of the error is shown over blocks of 5 × 5 samples. The second number
+is the maximum number of blocks along a side of a map, which then has 320 samples."""
 OF_HEADS = ("compose", "gates")
-"""Constructions whose heads compute a function each: lines between the keys of each head tell more than their cells."""
+"""Constructions in which each head computes its own function. Lines between the keys of each head are then more useful
+than cells."""
 MUCH_WORK = 4e6
-"""Scores per point from which on a map has 8 blocks along a side at least instead of 24."""
+"""Number of scores per point from which on a map may have as few as 8 blocks along a side instead of 24."""
 PIXELS, PIXELS_OF_HEADS = 480, 240
-"""Pixels along a side of a panel of one head and of several: a border is one pixel wide. A pixel costs all
-heads."""
+"""Number of pixels along a side of a panel of one head, and of several heads. A border is one pixel wide. A pixel needs
+the scores of all heads."""
 NAMED_HEADS = 12
-"""Most heads that are named beside the colour bar: more names would touch."""
+"""Maximum number of heads that are named beside the colour bar. More names would touch."""
 MOST_LEVELS, LEVELS_PER_QUERY, LEVELS_PER_HEAD = 8, 5, 24
-"""Most queries or heads whose level lines are drawn, and the most lines of each query and of each head."""
+"""Maximum number of queries or heads whose level lines are drawn, and maximum number of lines of each query and of each
+head."""
 
 
 def draw_maps(subject: PlotSubject) -> Figure:
@@ -66,7 +68,7 @@ def draw_maps(subject: PlotSubject) -> Figure:
         smooth = subject.target_at(pixels(box.lo, box.hi, side))[:, subject.output] if is_fine else target
         note = "read from the weights" if subject.is_read else "the function itself"
         image("target", note, smooth, style.VALUES, scale, f"f({names})")
-    marked = [image("network", "what the attention computes", network, style.VALUES, scale, f"network({names})")]
+    marked = [image("network", "computed by attention", network, style.VALUES, scale, f"network({names})")]
     centre = (box.lo + box.hi) / 2
     if target is not None:
         error, claims = network - target, headline(subject.network.certificate)
@@ -125,7 +127,7 @@ def _draw_partition(
     scale: tuple[float, float],
     marked: list[Axes],
 ) -> None:
-    """Colour every pixel by the key with the largest weight there; borders between cells are white."""
+    """Colour every pixel by the key with the largest weight there. Borders between cells are white."""
     from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
@@ -176,7 +178,7 @@ def _partition_note(subject: PlotSubject, cells: LayerSoftmaxes, winner: np.ndar
 
 
 def _draw_heads(axes: Axes, subject: PlotSubject, layer: LayerSoftmaxes) -> None:
-    """Colour every pixel by the loudest head there, for one query, which is named if the layer has several."""
+    """Colour every pixel by the strongest head there, for one query. The query is named if the layer has several."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import BoundaryNorm, ListedColormap
 
@@ -186,7 +188,7 @@ def _draw_heads(axes: Axes, subject: PlotSubject, layer: LayerSoftmaxes) -> None
     speakers = layer.winners_at(pixels(box.lo, box.hi, side), side)[1].reshape(side, side)
     palette = style.distinct_colours(count)
     how = "most weight on keys with a value" if layer.has_sentinels else "largest output"
-    style.set_title(axes, f"heads, layer {layer.name}", f"which speaks{of}: {how}")
+    style.set_title(axes, f"heads, layer {layer.name}", f"the strongest head{of}: {how}")
     style.set_plane(axes, box)
     style.draw_image(axes, _bordered(palette[speakers], speakers), _extent(box.lo, box.hi))
     norm = BoundaryNorm(np.arange(count + 1) - 0.5, count)
@@ -233,7 +235,7 @@ def _extent(lo: Float[np.ndarray, " d"], hi: Float[np.ndarray, " d"]) -> tuple[f
 
 
 def _bordered(colours: Float[np.ndarray, "side side rgb"], ids: Int[np.ndarray, "side side"]) -> np.ndarray:
-    """The image with white lines between pixels of different ids."""
+    """Return the image with white lines between pixels of different ids."""
     border: Bool[np.ndarray, "side side"] = np.zeros(ids.shape, bool)
     border[:, 1:] |= ids[:, 1:] != ids[:, :-1]
     border[1:] |= ids[1:] != ids[:-1]

@@ -1,1 +1,1 @@
-"""What can be compiled: a source (text, a callable) becomes a Target."""
+"""Targets: functions that can be compiled. A source (text, a callable) becomes a Target."""

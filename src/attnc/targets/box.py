@@ -17,7 +17,7 @@ BoxLike = Mapping[str, tuple[float, float]] | Sequence[tuple[float, float]]
 
 @dataclass(frozen=True, eq=False)
 class Box:
-    """The domain: lo ≤ x ≤ hi for every variable, with lo < hi. The ends of a single variable may be infinite.
+    """The domain: lo ≤ x ≤ hi for every variable, with lo < hi. Ends may be infinite if there is a single variable.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ class Box:
 
     @classmethod
     def parse(cls, given: BoxLike, names: Sequence[str] | None = None) -> Box:
-        """Make a box of {name: (lo, hi)}, or of pairs in the order of `names` (x0, x1, … by default)."""
+        """Make a box from {name: (lo, hi)}, or from pairs in the order of `names` (x0, x1, … by default)."""
         if isinstance(given, Mapping):
             order: Sequence[str] = tuple(given)
             pairs: list[Any] = list(given.values())
@@ -74,14 +74,14 @@ class Box:
         return bool(np.isfinite(self.lo).all() and np.isfinite(self.hi).all())
 
     def core(self, reach: float) -> Box:
-        """Replace infinite ends by ±reach, or by the other end ± reach if that is farther out."""
+        """Return the box with infinite ends replaced by ±reach, or by the other end ± reach if that is farther out."""
         lo = np.where(np.isinf(self.lo), np.minimum(-reach, np.where(np.isinf(self.hi), 0.0, self.hi) - reach), self.lo)
         hi = np.where(np.isinf(self.hi), np.maximum(reach, np.where(np.isinf(self.lo), 0.0, self.lo) + reach), self.hi)
         return Box(self.names, lo, hi)
 
     @property
     def infinite_sides(self) -> tuple[int, ...]:
-        """The sides on which an interval, the box of one variable, is infinite: −1 for x → −∞, 1 for x → ∞."""
+        """The sides on which a box of one variable is infinite: −1 for x → −∞, 1 for x → ∞."""
         return tuple(side for side, end in ((-1, self.lo[0]), (1, self.hi[0])) if np.isinf(end))
 
     @property
@@ -90,11 +90,11 @@ class Box:
 
     @property
     def magnitude(self) -> Float[np.ndarray, " d"]:
-        """max |x| per coordinate."""
+        """The largest |x| per coordinate."""
         return np.maximum(np.abs(self.lo), np.abs(self.hi))
 
     def contains(self, points: Float[np.ndarray, "batch d"]) -> np.ndarray:
-        """Whether each point is in the box."""
+        """Return whether each point is in the box."""
         return np.all((points >= self.lo) & (points <= self.hi), axis=1)
 
     def as_dict(self) -> dict[str, tuple[float, float]]:
@@ -102,7 +102,7 @@ class Box:
         return {name: (float(lo), float(hi)) for name, lo, hi in zip(self.names, self.lo, self.hi, strict=True)}
 
     def as_json(self) -> dict[str, list[float | str]]:
-        """Return {name: [lo, hi]}; infinite ends, which JSON does not have, are the texts "-inf" and "inf"."""
+        """Return {name: [lo, hi]}. JSON has no infinite numbers, so infinite ends are the texts "-inf" and "inf"."""
         return {name: [x if math.isfinite(x) else str(x) for x in ends] for name, ends in self.as_dict().items()}
 
     def __str__(self) -> str:
@@ -110,7 +110,7 @@ class Box:
 
 
 def show_intervals(intervals: Mapping[str, tuple[float, float]]) -> str:
-    """Return intervals in words, with enough digits to tell both ends apart."""
+    """Return the text of intervals, with enough digits to distinguish both ends."""
 
     def show(lo: float, hi: float) -> str:
         texts = ((f"{lo:.{digits}g}", f"{hi:.{digits}g}") for digits in (6, 9, 12, 17))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class ExpressionTarget(Target):
-    """An expression; everything about it is proved with intervals, nothing is sampled."""
+    """An expression. Everything about it is proved with intervals, and nothing is sampled."""
 
     expression: Expression
     assumptions = (LIBM_ASSUMPTION,)
@@ -32,7 +32,7 @@ class ExpressionTarget(Target):
         if box.is_bounded:
             self.expression.check_domain(list(zip(box.lo, box.hi, strict=True)))
         else:
-            self.expression.ranges(Interval(box.lo[None], box.hi[None]))  # a DomainError where it may not be defined
+            self.expression.ranges(Interval(box.lo[None], box.hi[None]))  # raises DomainError if it may be undefined
         self.is_continuous = not expression.discontinuous
         self.input_shapes = ((box.d,),)
         self.output_shape = (len(expression.outputs),) if expression.is_tuple else ()
@@ -49,9 +49,9 @@ class ExpressionTarget(Target):
         return points_at_kinks(self.expression, self.box if self.box.is_bounded else self.box.core(REACH))
 
     def variation(self, cells: Interval, centres: Points, values: Values | None = None) -> Float[np.ndarray, " cells"]:
-        """The smaller of two enclosures: the interval range, and the mean value form f(c) + Σ ∂_i f(cell)·(x_i − c_i).
+        """Use the smaller enclosure: the interval range, or the mean value form f(c) + Σ ∂_i f(cell)·(x_i − c_i).
 
-        The first holds where derivatives are unbounded (√x at 0), the second is tight on small cells.
+        The first also holds where derivatives are unbounded (√x at 0). The second is tight on small cells.
         """
         values = self(centres) if values is None else values
         ranges, gradients = self.expression.ranges_and_gradients(cells, violations="infinite")
@@ -63,17 +63,17 @@ class ExpressionTarget(Target):
         return np.asarray(np.minimum(by_range, by_slope).max(axis=1))
 
     def _change(self, cells: Interval, centres: Points, gradients: Interval, is_exempt: np.ndarray) -> Values:
-        """Σ |∂_i f(cell)|·reach_i from the centres over all axes that are not exempt, rounded up."""
+        """Return Σ |∂_i f(cell)|·reach_i from the centres over all axes that are not exempt, rounded up."""
         reach = up(np.maximum(cells.hi - centres, centres - cells.lo))[:, None]
         with np.errstate(invalid="ignore", over="ignore"):
             steps = np.where(is_exempt | (reach <= 0), 0.0, up(gradients.mag * reach))
             return np.nan_to_num(up(steps.sum(axis=2), self.box.d), nan=np.inf, posinf=np.inf)
 
     def enclosure(self, cells: Interval) -> Interval:
-        """The common part of the interval range and, for either end, a mean value form about the likeliest corner.
+        """Intersect the interval range with mean value forms about the corners where the extremes are likeliest.
 
-        Along an axis on which the derivative keeps its sign the least value is at one end, and nothing is lost there;
-        along the others f changes by at most Σ |∂_i f(cell)|·reach_i from the middle.
+        Along an axis on which the derivative keeps its sign, the extremes are at the ends, and nothing is lost. Along
+        the others, f changes by at most Σ |∂_i f(cell)|·reach_i from the middle.
         """
         ranges, gradients = self.expression.ranges_and_gradients(cells, violations="infinite")
         rises, falls, middle = gradients.lo >= 0, gradients.hi <= 0, cells.mid

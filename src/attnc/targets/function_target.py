@@ -21,14 +21,15 @@ if TYPE_CHECKING:
 
 
 MAX_CORNERS = 64
-"""Maximum number of corners of a cell at which f is sampled where second derivatives are bounded: six variables."""
+"""Maximum number of corners of a cell at which f is sampled if second derivatives are bounded: those of six
+variables."""
 
 
 class FunctionTarget(Target, abc.ABC):
     """A vectorised Python function, with constants that are given, never derived from samples.
 
-    `lipschitz` is with respect to the 2-norm of all inputs together and the max-norm of the output; `hessian_bound` is
-    the largest |∂²f/∂x_i²| of any output along any axis, so that a bound of the Hessian's norm is one.
+    `lipschitz` refers to the 2-norm of all inputs together and the max-norm of the output. `hessian_bound` bounds
+    |∂²f/∂x_i²| of every output along every axis. A bound of the Hessian's norm is such a bound.
 
     Theorem.  The multilinear interpolant If of f at the corners of a cell with half-widths r is within
               min(lipschitz·|r|₂, hessian_bound·Σ r_i²/2) of f on the cell.
@@ -50,7 +51,7 @@ class FunctionTarget(Target, abc.ABC):
         return self
 
     def _take(self, fn: Callable[..., Any], lipschitz: float | None, hessian_bound: float | None) -> None:
-        """Check the function and its constants; the box and the shapes of the inputs are set before."""
+        """Check the function and its constants. The box and the shapes of the inputs must be set before."""
         if not callable(fn):
             raise InputError(f"expected a function, found a {type(fn).__name__}")
         self.fn = fn
@@ -104,7 +105,7 @@ class FunctionTarget(Target, abc.ABC):
         return found.astype(np.float64)
 
     def _probed_shape(self) -> tuple[int, ...]:
-        """The shape that the function returns for a batch of three."""
+        """Return the shape that the function returns for a batch of three."""
         box = self.box
         found = self._call(np.stack([box.lo, box.lo / 2 + box.hi / 2, box.hi]))
         if found.ndim == 0 or len(found) != 3:
@@ -133,7 +134,7 @@ class FunctionTarget(Target, abc.ABC):
         return np.asarray(found)
 
     def enclosure(self, cells: Interval) -> Interval:
-        """By the centre and the Lipschitz constant, and by the corners: an interpolant is largest at one of them."""
+        """Use the centre and the Lipschitz constant, and the corners, where an interpolant has its extremes."""
         if self.hessian_bound is None or not self._has_corners:
             return super().enclosure(cells)
         corners, off = self.corners(cells), self.interpolation_error(cells)[:, None]
@@ -149,7 +150,7 @@ class FunctionTarget(Target, abc.ABC):
         return Interval(lo, hi)
 
     def corners(self, cells: Interval) -> Float[np.ndarray, "cells corners outputs"]:
-        """The values at the corners of every cell, the last axis running fastest."""
+        """Return the values at the corners of every cell. The last axis varies fastest."""
         n, d = cells.shape
         upper = np.array(list(itertools.product((False, True), repeat=d)))
         points = np.where(upper, cells.hi[:, None], cells.lo[:, None])
@@ -158,7 +159,7 @@ class FunctionTarget(Target, abc.ABC):
         return values
 
     def interpolation_error(self, cells: Interval) -> Float[np.ndarray, " cells"]:
-        """How far f may be from its multilinear interpolant on each cell."""
+        """Return a bound of the distance between f and its multilinear interpolant on each cell."""
         radii = up(up(cells.hi - cells.lo) / 2)
         found = self._change(radii)
         if self.hessian_bound is not None:
@@ -166,7 +167,7 @@ class FunctionTarget(Target, abc.ABC):
         return found
 
     def _change(self, reach: Float[np.ndarray, "rows d"]) -> Float[np.ndarray, " rows"]:
-        """lipschitz·|reach|₂ rounded up; infinite without a Lipschitz constant."""
+        """Return lipschitz·|reach|₂, rounded up. It is infinite without a Lipschitz constant."""
         if self.lipschitz is None:
             return np.full(len(reach), np.inf)
         return np.asarray(up(self.lipschitz * up(np.sqrt(up((reach**2).sum(axis=1), reach.shape[1] + 1)))))
@@ -181,7 +182,7 @@ class FunctionTarget(Target, abc.ABC):
         return 2**self.box.d <= MAX_CORNERS
 
     def _check_constants(self, cells: Interval, points: np.ndarray, values: np.ndarray) -> None:
-        """Refuse constants that values contradict beyond rounding, at two corners of a cell or at its middle."""
+        """Raise InputError if values at corners or the middle of a cell contradict the constants beyond rounding."""
         rounding = 1e-12 * np.abs(values).max(initial=0.0)
         if self.lipschitz is not None:
             reach = np.sqrt(((points[:, 1:] - points[:, :1]) ** 2).sum(axis=2))
@@ -200,7 +201,7 @@ class FunctionTarget(Target, abc.ABC):
         if (excess > 0).any():
             where = show_point(self.box.names, cells.mid[int(np.argmax(excess))])
             raise InputError(
-                f"what was given of {self.describe()} ({self.given}) cannot be right: it bends more than that near "
+                f"the constants given for {self.describe()} ({self.given}) cannot be right: it bends more near "
                 f"{where}. State a larger number."
             )
 

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 U = UNIT_ROUNDOFF["float64"]
 MAX_HALVINGS = 500
-"""Largest exponent of one power of two in a text: the parser refuses exponents above 1000. The 1,074 halvings of the
+"""Largest exponent of one power of two in a text. The parser refuses exponents above 1000. The 1,074 halvings of the
 smallest float64 number take three factors."""
 MAX_STATED, MAX_DEFINITION = 2**14, 50_000
-"""Maximum number of weights that are written as text, and of characters of one definition. A weight takes about 25
-characters: a text of 2¹⁴ weights has 400 kB, and a definition has some 2,000 weights."""
+"""Maximum number of weights that are written as text, and maximum number of characters of one definition. A weight
+takes about 25 characters. So a text of 2¹⁴ weights has 400 kB, and a definition has at most about 2,000 weights."""
 
 
 class WeightedTarget(Target):
@@ -43,7 +43,7 @@ class WeightedTarget(Target):
         """
 
     def variation(self, cells: Interval, centres: Points, values: Values | None = None) -> Float[np.ndarray, " cells"]:
-        """Bound the change from the centre, and add γ times the sum of absolute values for the rounding there."""
+        """Bound the change from the centre. Add γ times the sum of absolute values for the rounding there."""
         reach = up(np.maximum(cells.hi - centres, centres - cells.lo))
         moved, size, count = self._through(reach, np.abs(centres))
         found = np.asarray(up(moved + up(gamma(count, U) * size)).max(axis=1))
@@ -51,7 +51,7 @@ class WeightedTarget(Target):
 
 
 class TruncatedLinear(WeightedTarget):
-    """clip(w_i·x_i + t_i, a, b) for tokens i < n: the papers' generalised ReLU, n of them at once.
+    """clip(w_i·x_i + t_i, a, b) for tokens i < n: n of the papers' generalised ReLUs at once.
 
     Parameters
     ----------
@@ -100,13 +100,13 @@ class TruncatedLinear(WeightedTarget):
 
     @cached_property
     def text(self) -> str | None:  # type: ignore[override]
-        """clip(w·x + t, a, b), …, with exact numbers, unless that is long."""
+        """The text clip(w·x + t, a, b), …, with exact numbers; None if it is long."""
         text = self._clips(self._rows)
         return text if 0 < len(text) <= MAX_LENGTH else None
 
     @cached_property
     def definitions(self) -> str | None:  # type: ignore[override]
-        """z0 = w·x + t; …; clip(z0, a, b), …, where the expression would be long, and no row of it is too long."""
+        """The text z0 = w·x + t; …; clip(z0, a, b), … if the expression is long; None if a row is too long."""
         if self.text is not None or not 0 < max(map(len, self._rows), default=0) <= MAX_DEFINITION:
             return None
         z = free_letter("z", self.box.names)
@@ -115,7 +115,7 @@ class TruncatedLinear(WeightedTarget):
 
     @cached_property
     def _rows(self) -> list[str]:
-        """w_i·x_i + t_i for every token; none if there are too many numbers."""
+        """The texts w_i·x_i + t_i for every token; none if there are too many numbers."""
         if self.W.size > MAX_STATED:
             return []
         names = np.reshape(self.box.names, self.W.shape).tolist()
@@ -126,7 +126,7 @@ class TruncatedLinear(WeightedTarget):
         return ", ".join(f"clip({text}, {ends})" for text in texts)
 
     def linear(self, points: Points) -> Values:
-        """w_i·x_i + t_i, not truncated."""
+        """Return w_i·x_i + t_i, not truncated."""
         n, d = self.W.shape
         return np.asarray(np.einsum("bnd,nd->bn", points.reshape(len(points), n, d), self.W) + self.t)
 
@@ -134,7 +134,7 @@ class TruncatedLinear(WeightedTarget):
         return np.clip(self.linear(points), self.a, self.b)
 
     def _through(self, reach: Points, size: Points) -> tuple[Values, Values, int]:
-        """Clipping does not increase distances; the sum at the centre has d + 1 roundings."""
+        """Use that clipping does not increase distances. The sum at the centre has d + 1 roundings."""
         n, d = self.W.shape
         moved = up((reach.reshape(-1, n, d) * np.abs(self.W)).sum(axis=2), d + 1)
         return moved, up((size.reshape(-1, n, d) * np.abs(self.W)).sum(axis=2) + np.abs(self.t), d + 2), d + 2
@@ -220,13 +220,13 @@ class ReLUNetwork(WeightedTarget):
 
     @cached_property
     def letters(self) -> tuple[str, str, str]:
-        """z, h and s, each with underscores if a variable begins with that letter."""
+        """The letters z, h and s, each with underscores if a variable begins with that letter."""
         z, h, s = (free_letter(letter, self.box.names) for letter in "zhs")
         return z, h, s
 
     @cached_property
     def definitions(self) -> str:  # type: ignore[override]
-        """z1_0 = w·x + b; h1_0 = relu(z1_0); …; z2_0 = w·h + b; …; and the outputs: with exact numbers."""
+        """The text z1_0 = w·x + b; h1_0 = relu(z1_0); …; z2_0 = w·h + b; …; outputs, with exact numbers."""
         (z, h, _), names, found = self.letters, list(self.box.names), []
         for l, (W, b) in enumerate(zip(self.weights, self.biases, strict=True), 1):  # noqa: E741
             sums = [f"{z}{l}_{j}" for j in range(len(W))]
@@ -237,7 +237,7 @@ class ReLUNetwork(WeightedTarget):
         return "; ".join([*found, ", ".join(sums)])
 
     def _through(self, reach: Points, size: Points) -> tuple[Values, Values, int]:
-        """By the Lipschitz constants Π|W_l|, entry by entry."""
+        """Use the Lipschitz constants Π|W_l|, entry by entry."""
         count = 0
         for W, b in zip(self.weights, self.biases, strict=True):
             count += W.shape[1] + 2
@@ -250,21 +250,21 @@ class ReLUNetwork(WeightedTarget):
 
 
 def free_letter(letter: str, names: Sequence[str]) -> str:
-    """The letter with underscores added until no name begins with it."""
+    """Return the letter with underscores added until no name begins with it."""
     while any(name.startswith(letter) for name in names):
         letter += "_"
     return letter
 
 
 def affine_text(row: Iterable[float], names: Sequence[str], constant: float, *, with_zeros: bool = False) -> str:
-    """Σ w·name + constant with exact numbers. Terms with w = 0 are left out unless `with_zeros`."""
+    """Return the text Σ w·name + constant with exact numbers. Terms with w = 0 are left out unless `with_zeros`."""
     pairs = [(w, name) for w, name in zip(row, names, strict=True) if w or with_zeros]
     terms = [f"{exact_text(w)}*{name}" for w, name in pairs] + [exact_text(constant)]
     return " + ".join(terms).replace("+ -", "- ")
 
 
 def exact_text(x: float) -> str:
-    """A float as a short decimal if that is exact, and as p/2**q otherwise."""
+    """Return a float as a short decimal if that is exact, and as p/2**q otherwise."""
     p, q = float(x).as_integer_ratio()
     text, halvings = f"{x:.15g}", q.bit_length() - 1
     if Fraction(text) == Fraction(p, q):
@@ -274,7 +274,7 @@ def exact_text(x: float) -> str:
 
 
 def affine_range(W: Float[np.ndarray, "out in"], b: Float[np.ndarray, " out"], x: Interval) -> Interval:
-    """An enclosure of W·x + b: midpoint and radius, each rounded outward."""
+    """Return an enclosure of W·x + b, from midpoint and radius, each rounded outward."""
     mid = x.lo / 2 + x.hi / 2
     radius = up(np.maximum(x.hi - mid, mid - x.lo))
     centre = mid @ W.T + b
@@ -306,7 +306,7 @@ def _array(name: str, given: Any) -> np.ndarray:
 
 
 def _matrix(name: str, given: Any) -> tuple[np.ndarray, bool]:
-    """A matrix, and whether it was given as a single row."""
+    """Return a matrix, and whether it was given as a single row."""
     array = _array(name, given)
     if array.ndim not in (1, 2) or array.size == 0:
         raise InputError(f"{name} must be a matrix (or one row of it), found shape {array.shape}")

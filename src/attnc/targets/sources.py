@@ -21,7 +21,7 @@ def as_target(
     p: float = math.inf,
     hessian_bound: float | None = None,
 ) -> Target:
-    """Return the target that `attnc.compile` makes of a source.
+    """Return the target that `attnc.compile` makes from a source.
 
     Parameters
     ----------
@@ -30,7 +30,7 @@ def as_target(
     box : mapping or sequence
         The range of every variable, {name: (lo, hi)} or pairs in the order of the variables. A Target has its own.
     lipschitz, hessian_bound : float, optional
-        Constants of a callable, taken on trust; for other sources they are derived.
+        Constants of a callable, taken on trust. For other sources they are derived.
     p : float
         The norm of the error: ∞, or a number ≥ 1, which allows jumps.
 
@@ -59,7 +59,7 @@ def as_target(
     if isinstance(source, Target):
         for name in [*(["box"] if box is not None else []), *stated]:
             raise InputError(
-                f"{name}: the target has its own; leave this one out, or state it when you make the target"
+                f"{name}: the target has its own; omit this argument, or state it when you make the target"
             )
         return source
     if not isinstance(source, str) and not callable(source):

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from attnc.targets.target import Points, Values
 
 MAX_COLUMNS = 3
-"""Largest number of input columns: ten nodes per axis are a thousand points in three columns, and a million in six."""
+"""Maximum number of input columns. Ten nodes per axis are a thousand points in three columns, and a million in six."""
 
 
 class TableTarget(Target):
-    """A table of points and values, the rows in any order.
+    """A table of points and values. The rows may be in any order.
 
-    A certificate for a table bounds the error at these points, and all of them are checked. Nothing is claimed between
+    A certificate for a table bounds the error at these points, and all points are checked. Nothing is claimed between
     them. The box is the bounding box of the points. Equal rows are merged.
 
     Parameters
@@ -35,14 +35,14 @@ class TableTarget(Target):
     names : sequence of str, optional
         The names of the coordinates: x0, x1, … by default.
     label : callable, optional
-        The name of a row in messages: "row 3" by default; a table from a file has lines.
+        Maps a row number to its name in messages. The default is "row 3"; a table from a file names lines.
 
     Attributes
     ----------
     points, values : array
         The rows, sorted by the first column, then by the next.
     grid : tuple of array or None
-        The nodes of every axis if the points are all the points of a tensor grid.
+        The nodes of every axis if the points form a whole tensor grid.
 
     Raises
     ------
@@ -101,7 +101,7 @@ class TableTarget(Target):
         self.box = Box.parse(list(zip(x.min(axis=0).tolist(), x.max(axis=0).tolist(), strict=True)), columns)
         self.input_shapes = ((x.shape[1],),)
         nodes = tuple(np.unique(column) for column in self.points.T)
-        # Distinct points of a grid are the whole grid if their number is its size. Sorted, they are in its order.
+        # Distinct points of a grid form the whole grid if they are as many. Sorted, they are in its order.
         self.grid = nodes if np.prod([float(len(axis)) for axis in nodes]) == self.num_points else None
         for array in (self.points, self.values, *nodes):
             array.flags.writeable = False
@@ -123,7 +123,7 @@ class TableTarget(Target):
         return self.points
 
     def __call__(self, points: Points) -> Values:
-        """Look up the values in the table; other points are refused."""
+        """Look up the values in the table. Raise InputError for other points."""
         if points is self.points:
             return self.values
         points = np.asarray(points, np.float64) + 0.0
@@ -134,7 +134,7 @@ class TableTarget(Target):
         outside = rows >= self.num_points
         if outside.any():
             where = show_point(self.box.names, points[np.argmax(outside)])
-            raise InputError(f"the {self.describe()} has no value at {where}, which is none of its points")
+            raise InputError(f"the {self.describe()} has no value at {where}, which is not one of its points")
         return self.values[rows]
 
     def variation(self, cells: Interval, centres: Points, values: Values | None = None) -> Float[np.ndarray, " cells"]:
@@ -148,7 +148,7 @@ class TableTarget(Target):
 
 
 def _numbers(what: str, given: Any) -> np.ndarray:
-    """A float64 array of one or two axes."""
+    """Return a float64 array of one or two axes."""
     try:
         array = np.asarray(given)
     except ValueError:

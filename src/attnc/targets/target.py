@@ -25,9 +25,8 @@ if TYPE_CHECKING:
 class Target(abc.ABC):
     """A function of a flat vector of d variables on a box, and the shapes of its inputs and outputs.
 
-    `attnc.as_target` makes one from an expression, a callable or a torch.nn.Sequential. The classes of this module
-    take their own parameters; a target of another kind is a subclass that defines `__call__`, `variation` and
-    `describe`.
+    `attnc.as_target` makes one from an expression, a callable or a torch.nn.Sequential. Subclasses take their own
+    parameters. A target of another kind is a subclass that defines `__call__`, `variation` and `describe`.
 
     Attributes
     ----------
@@ -66,52 +65,52 @@ class Target(abc.ABC):
 
     @property
     def is_known_on_cells(self) -> bool:
-        """Whether the target can be enclosed over cells: by its own form, or by a constant that was given."""
+        """Whether the target can be enclosed over cells, by its own form or by a given constant."""
         return True
 
     @property
     def interpolated(self) -> FunctionTarget | None:
-        """The target itself if only its values are known, and constants that were given; None otherwise."""
+        """The target itself if only its values and given constants are known; None otherwise."""
         return None
 
     def split(self, points: Points) -> list[np.ndarray]:
-        """Flat points as the inputs that a network for this target takes."""
+        """Return flat points as the inputs that a network for this target takes."""
         return split_columns(points, self.input_shapes)
 
     def check_points(self) -> Float[np.ndarray, "points d"] | None:
-        """The points that the claim is about if they are finitely many, as for a table; None for the whole box."""
+        """The points that the claim is about if their number is finite, as for a table; None for the whole box."""
         return None
 
     def critical_points(self) -> Float[np.ndarray, "points d"]:
-        """Points of the box, such as kinks, at which an error may be larger than anywhere near."""
+        """Return points of the box, such as kinks, where an error may be larger than at all points nearby."""
         return np.zeros((0, self.box.d))
 
     @abc.abstractmethod
     def __call__(self, points: Points) -> Values:
-        """Values, all finite, in floating point."""
+        """Return the values, all finite, in floating point."""
 
     @abc.abstractmethod
     def variation(self, cells: Interval, centres: Points, values: Values | None = None) -> Float[np.ndarray, " cells"]:
-        """For every cell, an upper bound on |f(x) − value| over x in the cell, in the max-norm of the output.
+        """Return, for every cell, an upper bound of |f(x) − value| over x in the cell, in the max-norm of the output.
 
-        The values are those given, or self(centres); the centres lie in their cells.
+        The values are those given, or self(centres). The centres lie in their cells.
         """
 
     def enclosure(self, cells: Interval) -> Interval:
-        """For every cell and output, an interval that contains all values on the cell."""
+        """Return, for every cell and output, an interval that contains all values on the cell."""
         centres = cells.mid
         values, reach = self(centres), self.variation(cells, centres)[:, None]
         return Interval(-up(reach - values), up(values + reach))
 
     def distance(self, points: Points, values: Values) -> Float[np.ndarray, " batch"]:
-        """|self(point) − value| in the max-norm, rounded up."""
+        """Return |self(point) − value| in the max-norm, rounded up."""
         return up(np.abs(self(points) - values).max(axis=1))
 
     @abc.abstractmethod
     def describe(self) -> str:
-        """A short name for people."""
+        """Return a short name for people."""
 
 
 def show_point(names: tuple[str, ...], point: np.ndarray) -> str:
-    """x = 1, y = 2."""
+    """Return the text of a point, such as "x = 1, y = 2"."""
     return ", ".join(f"{name} = {value:.6g}" for name, value in zip(names, point, strict=True))

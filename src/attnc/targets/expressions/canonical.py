@@ -1,4 +1,4 @@
-"""Compare two expressions by exact canonical forms: "equal" is proved, "different" is not.
+"""Compare two expressions by exact canonical forms. The answer "equal" is proved, "different" is not.
 
 A form is a rational combination of monomials of atoms. Atoms are variables, π and e, calls of functions, powers whose
 exponents are not integers, and sums that are divisors or are not multiplied out. Two atoms are equal if their arguments
@@ -52,10 +52,10 @@ IMAGINARY_UNIT = 0
 
 
 def equivalent(left: Sequence[Node], right: Sequence[Node]) -> bool:
-    """Whether the expressions are equal, one by one. True is proved; False means that no proof was found.
+    """Return whether the expressions are equal, one by one. True is proved. False means that no proof was found.
 
-    Forms in which less is multiplied out are shorter, so they are compared first. If they differ, forms that use more
-    laws are compared.
+    Forms in which less is multiplied out are shorter, so they are compared first. If they differ, forms by more laws
+    are compared.
     """
     if len(left) != len(right):
         return False
@@ -67,7 +67,7 @@ def equivalent(left: Sequence[Node], right: Sequence[Node]) -> bool:
 
 
 class _CanonicalForms:
-    """Maker of forms that can be compared, since they share the numbers of their atoms."""
+    """Makes forms that can be compared, because they share the numbers of their atoms."""
 
     def __init__(self, *, expands: bool = True, trigonometry: bool = False) -> None:
         self._expands, self._trigonometry = expands, trigonometry
@@ -75,7 +75,7 @@ class _CanonicalForms:
         self._constants = {IMAGINARY_UNIT}
 
     def operation(self, node: Node, a: list[Form]) -> Form:
-        """The form of an operation on operands of these forms."""
+        """Return the form of an operation on operands with these forms."""
         match node:
             case Number(value):
                 return _number(value)
@@ -135,13 +135,13 @@ class _CanonicalForms:
         return _collected(_product(left, right) for left in a for right in b)
 
     def _is_short(self, a: Form, b: Form) -> bool:
-        """Whether the factors are two monomials, or a constant monomial and a sum."""
+        """Return whether the factors are two monomials, or a constant monomial and a sum."""
         few, many = sorted((a, b), key=len)
         constant = len(few) == 1 and all(atom in self._constants for atom, _ in few[0][0])
         return len(many) <= 1 or not few or constant
 
     def _whole(self, a: Form, exponent: int) -> Form:
-        """A sum to a power: its scale times one atom."""
+        """Return a sum to a power as its scale times one atom."""
         if len(a) == 1:
             return self._power(a, exponent)
         if not a:
@@ -195,7 +195,7 @@ def _product(a: Term, b: Term) -> Term:
 
 
 def _term(exponents: dict[int, Fraction], coefficient: Fraction) -> Term:
-    """The term with i² = −1."""
+    """Return the term, simplified by i² = −1."""
     if IMAGINARY_UNIT in exponents:
         turns = int(exponents[IMAGINARY_UNIT]) % 4
         exponents[IMAGINARY_UNIT], coefficient = Fraction(turns % 2), coefficient * (1 - 2 * (turns // 2))
@@ -203,7 +203,7 @@ def _term(exponents: dict[int, Fraction], coefficient: Fraction) -> Term:
 
 
 def _collected(terms: Iterable[Term]) -> Form:
-    """The sum of the terms."""
+    """Return the sum of the terms."""
     found: dict[Monomial, Fraction] = {}
     for monomial, coefficient in terms:
         found[monomial] = found.get(monomial, Fraction(0)) + coefficient

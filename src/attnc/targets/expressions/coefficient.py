@@ -16,7 +16,7 @@ from attnc.targets.expressions.tree import Node, Number, Product, Sum
 
 @dataclass(frozen=True)
 class Coefficient:
-    """A number such as 1/3 or π/2: `value` is within `slack` of it."""
+    """A number such as 1/3 or π/2. Its float64 `value` is within `slack` of it."""
 
     tree: Node
 

@@ -1,7 +1,7 @@
-"""Evaluate a scheduled tree: at points in float64, over boxes in interval arithmetic with gradients.
+"""Evaluate a scheduled tree at points in float64, or over boxes in interval arithmetic with gradients.
 
-Gradients are slopes: f(x) − f(c) ∈ Σ_i G_i·(x_i − c_i) for all x, c in the box. Each rule below keeps that true.
-Where an operation may leave its domain, the evaluation notes a violation and goes on.
+Gradients are slopes: f(x) − f(c) ∈ Σ_i G_i·(x_i − c_i) for all x, c in the box. Each rule below preserves this. Where
+an operation may leave its domain, the evaluation records a violation and continues.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from attnc.targets.expressions.tree import (
 )
 
 MAX_SHOWN_TEXT = 200
-"""Maximum number of characters of an expression in a message: two or three lines of a terminal."""
+"""Maximum number of characters of an expression in a message. They fill two or three lines of a terminal."""
 _CONSTANTS = {"pi": elementary.PI, "e": elementary.E}
 
 
@@ -74,7 +74,7 @@ class Evaluated:
     def note_violations(
         self, number: int, domain: DomainRule | None, operands: Sequence[Interval], y: Interval
     ) -> None:
-        """Note the boxes on which this step may leave its domain, or may overflow though its operands are bounded."""
+        """Record the boxes on which this step may leave its domain, or may overflow though its operands are bounded."""
         broken = np.asarray(False) if domain is None else domain.may_leave(operands)
         if domain is not None and broken.any():
             self.violations.append(Violation(number, domain, broken, tuple(operands)))
@@ -84,7 +84,10 @@ class Evaluated:
                 self.violations.append(Violation(number, BOUNDED, overflow, (y,)))
 
     def first_violation(self) -> tuple[int, Violation]:
-        """The first box with a violation, and the first operation that fails on it: those before it are sound there."""
+        """Return the first box with a violation, and the first operation that fails on it.
+
+        Those before it are sound there.
+        """
         row = int(np.argmax(self.broken))
         return row, next(v for v in self.violations if np.broadcast_to(v.mask, len(self.boxes))[row])
 
@@ -101,14 +104,14 @@ class Evaluated:
         )
 
     def _box_text(self, row: int) -> str:
-        """x in [0, 1], y in [2, 3]."""
+        """Return the text of a box, such as "x in [0, 1], y in [2, 3]"."""
         sides = zip(self.names, self.boxes.lo[row].tolist(), self.boxes.hi[row].tolist(), strict=True)
         texts = (f"{name} in [{number_text(lo)}, {number_text(hi)}]" for name, lo, hi in sides)
         return ", ".join(texts) or "the empty box"
 
 
 def number_text(x: float) -> str:
-    """The shortest decimal that gives this float64, without a trailing .0."""
+    """Return the shortest decimal that gives this float64, without a trailing .0."""
     return repr(float(x)).removesuffix(".0")
 
 
@@ -117,7 +120,7 @@ def _shortened(text: str) -> str:
 
 
 def enclose(number: Number) -> Interval:
-    """The number exactly if it is a float64, else the two floats around it."""
+    """Return the number itself if it is a float64, else the two floats around it."""
     nearest = number.value.numerator / number.value.denominator  # correctly rounded
     exact = number.value
     below = nearest if nearest <= exact else math.nextafter(nearest, -math.inf)
@@ -126,7 +129,7 @@ def enclose(number: Number) -> Interval:
 
 
 def evaluate_points(steps: Sequence[Step], columns: Mapping[str, Array]) -> list[Array]:
-    """The float64 value of every step; NaN or inf outside the domain."""
+    """Return the float64 value of every step. It is NaN or inf outside the domain."""
     values: list[Array] = []
     with np.errstate(all="ignore"):
         for step in steps:
@@ -145,10 +148,11 @@ def evaluate_points(steps: Sequence[Step], columns: Mapping[str, Array]) -> list
 def evaluate_boxes(
     steps: Sequence[Step], names: Sequence[str], boxes: Interval, *, gradients: bool, centred: bool = False
 ) -> Evaluated:
-    """Ranges over boxes (n, d), and gradients if asked.
+    """Return ranges over boxes (n, d), and gradients if requested.
 
-    `centred` also bounds every step by its mean value form f(c) + Σ_i G_i·(X_i − c_i), c the centre of the box, whose
-    excess falls with the square of the width of the box where that of the natural extension falls with the width.
+    `centred` also bounds every step by its mean value form f(c) + Σ_i G_i·(X_i − c_i), where c is the centre of the
+    box. The excess of this form falls with the square of the width of the box. That of the natural extension falls with
+    the width.
     """
     columns = {name: Interval(*np.ascontiguousarray([boxes.lo[:, i], boxes.hi[:, i]])) for i, name in enumerate(names)}
     centre = evaluate_boxes(steps, names, Interval.point(boxes.mid), gradients=False).ranges if centred else []
@@ -180,7 +184,7 @@ def evaluate_boxes(
 
 
 def operation(step: Step) -> ElementaryFunction:
-    """The rules of a step that has operands."""
+    """Return the rules of a step that has operands."""
     match step.node:
         case Call(name):
             return FUNCTIONS[name]
@@ -193,7 +197,7 @@ def operation(step: Step) -> ElementaryFunction:
 
 
 def _product(arguments: Sequence[int]) -> ElementaryFunction:
-    """The product of the distinct factors to their multiplicities: x*x is bounded as x², which is not negative."""
+    """Return the product of distinct factors, each to its multiplicity: x*x is bounded as x², which is not negative."""
     multiplicities = [(arguments.index(i), n) for i, n in Counter(arguments).items()]
 
     def powers(a: Sequence[Interval]) -> list[Interval]:
@@ -214,7 +218,7 @@ def _product(arguments: Sequence[int]) -> ElementaryFunction:
         return total
 
     def jet(jets: Sequence[Jet], ranges: Sequence[Interval], order: int) -> Jet:
-        """Constants first, then equal factors together, then from the fewest variables to the most."""
+        """Multiply constants first, then equal factors, then the rest in order of their number of variables."""
         factors = [integer_power_jet(jets[i], ranges[i], n, order) for i, n in multiplicities]
         factors.sort(key=lambda jet: (len(jet.variables), jet.degree))
         return reduce(lambda u, v: multiply(u, v, order), factors)

@@ -1,9 +1,9 @@
 """An expression that can be evaluated at points and bounded over boxes.
 
-Whether it is defined and bounded on a box is decided by subdivision. Interval arithmetic overestimates, so that a wide
-box may seem to leave a domain though no point of it does. Boxes in doubt are halved, the widest first. At points of a
-box in doubt a violation can be proved: the range over a point lies outside the domain, or a continuous quantity that
-must not vanish has both signs.
+Subdivision decides whether it is defined and bounded on a box. Interval arithmetic overestimates, so a wide box may
+seem to leave a domain though no point of it does. Such boxes are in doubt. They are halved, the widest first. Points of
+such a box can prove a violation: the range over a point lies outside the domain, or a continuous quantity that must not
+vanish has both signs.
 """
 
 from __future__ import annotations
@@ -28,20 +28,21 @@ from attnc.targets.expressions.tree import Call, Node, Step, Variable, schedule,
 
 Violations = Literal["raise", "infinite"]
 BOXES_PER_CHUNK = 8192
-"""Number of boxes evaluated at a time: the temporaries then stay in the cache."""
+"""Number of boxes evaluated at a time. Temporary arrays then stay in the cache."""
 BOXES_PER_ROUND = 2048
-"""Number of boxes in doubt that are evaluated in each round: the temporaries then stay in the cache."""
+"""Number of boxes in doubt that are evaluated in each round. Temporary arrays then stay in the cache."""
 LEAST_WIDTH = 2.0**-45
-"""Least width of a box that is halved, in widths of the whole box. In smaller boxes rounding decides."""
+"""Smallest width of a box that is halved, as a fraction of the whole box. In smaller boxes rounding decides."""
 BOXES_PROBED = 16
-"""Number of boxes in doubt that are probed at points in each round; one real violation is enough."""
+"""Number of boxes in doubt that are probed at points in each round. One real violation is enough."""
 
 
 @dataclass(frozen=True)
 class Expression:
-    """k functions of d variables, the columns of the points in the order of `variables`.
+    """k functions of d variables. The columns of the points are in the order of `variables`.
 
-    `variables` are in order of first appearance in the text; `discontinuous` lists which of sign and floor occur.
+    `variables` are in the order of their first appearance in the text. `discontinuous` lists which of sign and floor
+    occur.
     """
 
     text: str
@@ -52,14 +53,14 @@ class Expression:
 
     @classmethod
     def parse(cls, text: str) -> Expression:
-        """Read the text; an ExpressionError names the part that is not allowed, and its position."""
+        """Read the text. An ExpressionError names the part that is not allowed, and its position."""
         outputs, variables, is_tuple = parse(text)
         called = {node.name for node in walk(outputs) if isinstance(node, Call)}
         jumps = tuple(name for name, function in FUNCTIONS.items() if name in called and not function.is_continuous)
         return cls(text, outputs, variables, is_tuple, jumps)
 
     def with_variables(self, names: Sequence[str]) -> Expression:
-        """The same functions with these columns: reordered, or with columns that they do not depend on."""
+        """Return the same functions with these columns: reordered, or with columns that they do not depend on."""
         used = {step.node.name for step in self.schedule[0] if isinstance(step.node, Variable)}
         missing = sorted(used - set(names))
         if missing or len(set(names)) != len(names):
@@ -69,11 +70,14 @@ class Expression:
 
     @cached_property
     def schedule(self) -> tuple[tuple[Step, ...], tuple[int, ...]]:
-        """The steps of the evaluation, equal sub-expressions once, and the numbers of the outputs among them."""
+        """The steps of the evaluation and the numbers of the outputs among them. Equal sub-expressions are one step."""
         return schedule(self.outputs)
 
     def __call__(self, points: npt.ArrayLike) -> Array:
-        """The values (batch, k) at points (batch, d), in float64; NaN or inf only outside the domain."""
+        """Return the values (batch, k) at points (batch, d), in float64.
+
+        They are NaN or inf only outside the domain.
+        """
         points = np.asarray(points, dtype=np.float64)
         self._check_width(points.shape)
         steps, outputs = self.schedule
@@ -84,16 +88,16 @@ class Expression:
         return result
 
     def ranges(self, box: Interval, *, violations: Violations = "raise") -> Interval:
-        """Intervals (n, k) that contain the values over boxes (n, d): the natural interval extension.
+        """Return intervals (n, k) that contain the values over boxes (n, d): the natural interval extension.
 
-        Where an operation may leave its domain: a DomainError, or [−∞, ∞] with violations="infinite".
+        If an operation may leave its domain, raise DomainError, or return [−∞, ∞] with violations="infinite".
         """
         return self._enclosed(box, violations, gradients=False)[0]
 
     def ranges_and_gradients(self, box: Interval, *, violations: Violations = "raise") -> tuple[Interval, Interval]:
-        """The ranges (n, k), and gradients G (n, k, d) with f(x) − f(c) ∈ Σ_i G_i·(x_i − c_i) for x, c in a box.
+        """Return ranges (n, k), and gradients G (n, k, d) with f(x) − f(c) ∈ Σ_i G_i·(x_i − c_i) for x, c in a box.
 
-        At kinks G is the hull of both sides; where the derivative is unbounded it is infinite on that side.
+        At kinks G is the hull of both sides. Where the derivative is unbounded, G is infinite on that side.
         """
         return self._enclosed(box, violations, gradients=True)
 
@@ -121,8 +125,8 @@ class Expression:
     def check_domain(self, box: Sequence[tuple[float, float]], *, budget: int = 20_000) -> None:
         """Prove that every operation is defined and bounded on the box, or raise a DomainError.
 
-        The box has one (lo, hi) for each of `variables`. It is subdivided, widest boxes first, while a
-        violation is in doubt. The error states whether it is real, or undecided after `budget` sub-boxes.
+        The box has one (lo, hi) for each of `variables`. It is subdivided, widest boxes first, while a violation is in
+        doubt. The error states whether the violation is real, or undecided after `budget` sub-boxes.
         """
         self._check_width((1, len(box)))
         ends = np.asarray(box, dtype=np.float64).reshape(len(self.variables), 2)
@@ -159,7 +163,7 @@ def _check_domain(expression: Expression, whole: Interval, budget: int) -> None:
 
 
 def _halved(boxes: Interval, scale: Array) -> tuple[Interval, bool]:
-    """Both halves of each box, cut across its widest side; and whether one is too small to be cut."""
+    """Return both halves of each box, cut across its widest side, and whether some box is too small to cut."""
     if not boxes.shape[1]:
         return boxes, len(boxes) > 0
     widths = boxes.width / scale
@@ -183,14 +187,14 @@ def _raise_if_real(expression: Expression, box: Interval) -> None:
             raise DomainError(over_box.describe(expression.text, 0, seen, verdict))
     _, first = over_box.first_violation()
     if not expression.discontinuous and first.domain.guard is not None:
-        # The steps before the first violation are defined on the whole box, hence the guard is continuous on it.
+        # The steps before the first violation are defined on the whole box, so the guard is continuous on it.
         guard = first.domain.guard([at_points.ranges[i] for i in steps[first.step].arguments])
         if (guard.hi < 0).any() and (guard.lo > 0).any():
             raise DomainError(over_box.describe(expression.text, 0, first, first.domain.proof))
 
 
 def _probes(box: Interval) -> Array:
-    """The centre, up to 16 corners and the middles of the faces."""
+    """Return the centre, up to 16 corners and the middles of the faces."""
     lo, hi, middle = box.lo[0], box.hi[0], box.mid[0]
     corners = [
         np.where(np.array(corner, bool), hi, lo) for corner in itertools.islice(np.ndindex(*[2] * len(middle)), 16)

@@ -1,4 +1,6 @@
-"""Points where an expression has kinks: there, and close by, a network may err most, and a grid of samples misses it.
+"""Find points where an expression has kinks.
+
+The error of a network may be largest there, and a grid of samples misses them.
 
 A kink lies where the argument of a function passes one of the function's kinks, or where two arguments of max, min or
 clip are equal. Bisection between two points with different signs finds it.
@@ -18,20 +20,20 @@ from attnc.targets.expressions.expression import Expression
 from attnc.targets.expressions.tree import Call
 
 NUM_SIGN_PAIRS = 512
-"""Number of random pairs of points whose signs are compared: a kink that cuts off 1 % of the box is then missed with a
+"""Number of random pairs of points whose signs are compared. A kink that cuts off 1 % of the box is then missed with a
 probability of 4e-5."""
 NUM_PAIRS_PER_KINK = 16
-"""Number of pairs with different signs that are bisected for each kink, so that a long kink is met in many places."""
+"""Number of pairs with different signs that are bisected for each kink, so that a long kink is found in many places."""
 KINK_HALVINGS = 60
-"""Number of bisection steps: more than the 53 bits of a float64 number."""
+"""Number of bisection steps. It exceeds the 53 bits of a float64 number."""
 REACH = 16.0
-"""Samples of an infinite range are taken up to this |x|; beyond it rounding grows with |x|."""
+"""Samples of an infinite range are taken up to this |x|. Beyond it, rounding grows with |x|."""
 KINK_DISTANCES = 10.0 ** -np.arange(1, 15)
 """Further points are taken at these distances from a kink, in units of the distance between the two points."""
 
 
 def points_at_kinks(expression: Expression, box: Box, seed: int = 0) -> Float[np.ndarray, "points d"]:
-    """Points on the kinks and on both sides of them; none if the expression has no kinks in the box."""
+    """Return points on the kinks and on both sides of them, or none if the expression has no kinks in the box."""
     rng = np.random.default_rng(seed)
     first, last = (box.lo + rng.random((NUM_SIGN_PAIRS, box.d)) * box.widths for _ in range(2))
     apart = _switches(expression, first) * _switches(expression, last) < 0  # (kinks, pairs)
@@ -55,7 +57,7 @@ def points_at_kinks(expression: Expression, box: Box, seed: int = 0) -> Float[np
 
 
 def _switches(expression: Expression, points: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "kinks n"]:
-    """The quantities that change sign at a kink, one row for each."""
+    """Return the quantities that change sign at a kink, one row for each."""
     steps = expression.schedule[0]
     values = evaluate_points(steps, {name: points[:, i] for i, name in enumerate(expression.variables)})
     rows = [np.zeros((0, len(points)))]

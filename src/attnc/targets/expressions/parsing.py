@@ -1,8 +1,8 @@
-"""Text → tree, in two passes. Nothing is ever evaluated.
+"""Parse text into a tree, in two passes. Nothing is ever evaluated.
 
 The first pass checks that the text is made of numbers, names, + - * / ** ( ) and commas: nothing that Python could read
 as an attribute, a string, a comprehension, a lambda or a statement. The second pass walks the syntax tree that Python's
-`ast` makes of it, and accepts a short list of nodes.
+`ast` makes from the text, and accepts a short list of nodes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from attnc.functions.registry import FUNCTIONS
 from attnc.targets.expressions.tree import Call, Constant, Negate, Node, Number, Power, Product, Quotient, Sum, Variable
 
 MAX_LENGTH = 10_000
-"""Maximum number of characters of an expression: longer text comes from a program, which can split it."""
+"""Maximum number of characters of an expression. Longer text comes from a program, which can split it."""
 MAX_DIGITS = 400
 """Maximum number of digits of a number: more than the 309 of the largest float64."""
 ALLOWED = "An expression is made of numbers, variables, + - * / **, parentheses and calls such as sin(x)"
@@ -49,9 +49,9 @@ _HINTS = {
     "√": "Write sqrt(x)",
 }
 MAX_DEPTH = 100
-"""Maximum number of levels of nesting: far below the recursion limit of Python."""
+"""Maximum number of nesting levels. It is far below Python's recursion limit."""
 MAX_WRITTEN_EXPONENT = 1000
-"""Largest exponent, as a number: 2 to a larger power is near the end of float64."""
+"""Largest exponent that may be written as a number. 2 to a larger power is near the end of float64."""
 CONSTANTS = ("pi", "e")
 OTHER_NAMES = {
     "log2": "log(x)/log(2)",
@@ -70,13 +70,13 @@ OTHER_NAMES = {
     "sinc": "sin(x)/x, or sin(pi*x)/(pi*x), on a box without 0",
     "hypot": "sqrt(x**2 + y**2)",
 }
-"""Functions that the language does not have, and how to write them."""
+"""Functions that the language does not have, and expressions that replace them."""
 MAX_FOLDED = 2**53
-"""Constants are folded while numerators and denominators are at most this, and so exact in float64."""
+"""Constants are folded while numerators and denominators are at most this, because they are then exact in float64."""
 
 
 def parse(text: str) -> tuple[tuple[Node, ...], tuple[str, ...], bool]:
-    """Read an expression or a tuple of them; an ExpressionError names the part that is not allowed, and its place.
+    """Read an expression or a tuple of them. An ExpressionError names the part that is not allowed, and its position.
 
     Returns the outputs, the variables in order of first appearance, and whether the text was a tuple.
     """
@@ -95,7 +95,7 @@ def parse(text: str) -> tuple[tuple[Node, ...], tuple[str, ...], bool]:
 
 
 def _checked_names(text: str) -> list[str]:
-    """Check every token of the text, and list the names; an ExpressionError names the first token not allowed."""
+    """Check every token of the text, and list the names. An ExpressionError names the first token not allowed."""
     if len(text) > MAX_LENGTH:
         raise ExpressionError(
             f"the expression has {len(text)} characters, more than the {MAX_LENGTH} allowed. Split it into several."
@@ -133,7 +133,7 @@ def _checked_names(text: str) -> list[str]:
 
 
 def _number(token: str, text: str, position: int) -> Fraction:
-    """The rational number that a literal denotes: 0.1 is 1/10."""
+    """Return the rational number that a literal denotes: 0.1 is 1/10."""
     nearest = float(token)
     if not token.lower().partition("e")[0].strip("0."):
         return Fraction(0)
@@ -141,7 +141,7 @@ def _number(token: str, text: str, position: int) -> Fraction:
         raise ExpressionError(f"{_short(token)} is larger than the largest float64, 1.8e308.", text, position)
     if nearest == 0:
         raise ExpressionError(f"{_short(token)} is smaller than the smallest float64, 5e-324.", text, position)
-    return Fraction(token)  # quick: a finite float with few digits has a small exponent
+    return Fraction(token)  # fast, because a finite float with few digits has a small exponent
 
 
 def _short(token: str) -> str:
@@ -162,14 +162,14 @@ class _SyntaxReader:
             reason = "it ends too early" if not error.offset else error.msg.partition(". Perhaps")[0].partition(";")[0]
             raise self.error(f"the expression cannot be read: {reason}. {ALLOWED}.", position) from None
         except (RecursionError, MemoryError, ValueError, OverflowError):
-            raise self.error("the expression is nested too deeply, or has too long a chain of operators.", 0) from None
+            raise self.error("the expression is nested too deeply, or its chain of operators is too long.", 0) from None
 
     def error(self, message: str, where: ast.expr | int) -> ExpressionError:
         position = where if isinstance(where, int) else self.start + where.col_offset
         return ExpressionError(message, self.text, min(position, len(self.text)))
 
     def read(self, node: ast.expr, depth: int) -> Node:
-        """The tree of one syntax node, `depth` levels down."""
+        """Return the tree of one syntax node, `depth` levels down."""
         if depth > MAX_DEPTH:
             raise self.error(f"the expression is nested more than {MAX_DEPTH} levels deep.", node)
         match node:
@@ -203,7 +203,7 @@ class _SyntaxReader:
         return Variable(name)
 
     def _sum(self, node: ast.BinOp, depth: int) -> Node:
-        """A chain of + and −, down its left side: one level, however long."""
+        """Read a chain of + and −, down its left side. It is one level, however long."""
         first, chain = _chain(node, (ast.Add, ast.Sub))
         terms = [self.read(first, depth + 1)]
         for link in chain:
@@ -212,7 +212,10 @@ class _SyntaxReader:
         return terms[0] if len(terms) == 1 else Sum(tuple(terms))
 
     def _product(self, node: ast.BinOp, depth: int) -> Node:
-        """A chain of * and /: one level, and one more for each division, whose dividend is the chain before it."""
+        """Read a chain of * and /.
+
+        It is one level, plus one for each division, whose dividend is the chain before it.
+        """
         first, chain = _chain(node, (ast.Mult, ast.Div))
         depth += 1 + sum(isinstance(link.op, ast.Div) for link in chain)
         factors = [self.read(first, depth)]
@@ -252,7 +255,7 @@ class _SyntaxReader:
 
 
 def _chain(node: ast.BinOp, operators: tuple[type[ast.operator], ...]) -> tuple[ast.expr, list[ast.BinOp]]:
-    """The first operand of a left-leaning chain, and its links from left to right."""
+    """Return the first operand of a left-leaning chain, and its links from left to right."""
     links: list[ast.BinOp] = []
     left: ast.expr = node
     while isinstance(left, ast.BinOp) and isinstance(left.op, operators):
@@ -284,7 +287,10 @@ def _small(*values: Fraction) -> bool:
 
 
 def _extend(operands: list[Node], node: Node, operation: Callable[[Fraction, Fraction], Fraction]) -> None:
-    """Append to a chain of operands, or fold into its only one if both are numbers and all stay small."""
+    """Append to a chain of operands.
+
+    If the chain is one number and the node is a number, fold them if all stay small.
+    """
     match operands, node:
         case [Number(a)], Number(b) if _small(a, b, operation(a, b)):
             operands[0] = Number(operation(a, b))

@@ -20,7 +20,7 @@ from attnc.targets.expressions.tree import Variable
 MAX_MONOMIALS = 20_000
 """Maximum number of monomials of a jet; the bounds of rounding errors in `jet_balls` hold for 2¹⁶ summands."""
 COEFFICIENTS_PER_CHUNK = 2**16
-"""Number of coefficients of a jet that are computed at a time. A few jets of this size fit the cache."""
+"""Number of coefficients of a jet that are computed at a time. A few jets of this size fit into the cache."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +29,7 @@ class Taylor:
 
     The p_j are the Taylor coefficients of f at the centre times r^j, in the order of `jets.monomials`. The error falls
     towards the centre: |e(sτ)| ≤ s^{order+1}·remainder for 0 ≤ s ≤ 1. Where there is no jet (a kink, a value outside
-    the domain, an overflow) the remainder is infinite, and mid and radius are 0 and without meaning.
+    the domain, an overflow) the remainder is infinite, and mid and radius are meaningless zeros.
     """
 
     mid: Float[np.ndarray, "boxes outputs count"]
@@ -40,10 +40,10 @@ class Taylor:
 def taylor(
     expression: Expression, centres: Float[np.ndarray, "boxes d"], radii: Float[np.ndarray, "boxes d"], order: int
 ) -> Taylor:
-    """The Taylor polynomials of the expression's outputs, up to degree `order`, on the boxes {c + rτ : τ ∈ [−1, 1]^d}.
+    """Return the Taylor polynomials of the outputs, up to degree `order`, on the boxes {c + rτ : τ ∈ [−1, 1]^d}.
 
     Jets are computed to one order more. Their last terms are added to the remainder, which makes it tighter.
-    All bounds rest on IEEE arithmetic and on `rounding.LIBM_ASSUMPTION`.
+    All bounds assume IEEE arithmetic and `rounding.LIBM_ASSUMPTION`.
     """
     centres, radii = np.asarray(centres, dtype=np.float64), np.asarray(radii, dtype=np.float64)
     d, outputs = len(expression.variables), expression.schedule[1]
@@ -82,7 +82,7 @@ def _check(expression: Expression, centres: Array, radii: Array, order: int) -> 
 
 @dataclass(frozen=True, eq=False)
 class _Done:
-    """The jet of a step, where it holds, and the step's range."""
+    """The jet of a step, the boxes where it holds, and the range of the step."""
 
     jet: Jet
     holds: Mask
@@ -90,7 +90,7 @@ class _Done:
 
 
 def _jets(expression: Expression, centres: Array, radii: Array, order: int) -> dict[int, _Done]:
-    """The jets of the outputs, by the numbers of their steps."""
+    """Return the jets of the outputs, by the numbers of their steps."""
     (steps, outputs), names = expression.schedule, expression.variables
     box = Interval(add_down(centres, -radii), add_up(centres, radii))
     natural = evaluate_boxes(steps, names, box, gradients=False).ranges
@@ -117,7 +117,7 @@ def _jets(expression: Expression, centres: Array, radii: Array, order: int) -> d
 
 
 def _common(a: Interval, b: Interval, holds: Mask) -> Interval:
-    """The intersection of two enclosures of the same values; all reals where there is no jet."""
+    """Return the intersection of two enclosures of the same values, or all reals where there is no jet."""
     lo, hi = np.maximum(a.lo, b.lo), np.minimum(a.hi, b.hi)
     known = holds & (lo <= hi)
     return Interval(np.where(known, lo, -np.inf), np.where(known, hi, np.inf))

@@ -83,7 +83,7 @@ Node = Number | Constant | Variable | Sum | Product | Quotient | Power | Negate 
 
 
 def children(node: Node) -> tuple[Node, ...]:
-    """The operands, in order."""
+    """Return the operands, in order."""
     match node:
         case Sum(operands) | Product(operands) | Call(_, operands):
             return operands
@@ -96,7 +96,7 @@ def children(node: Node) -> tuple[Node, ...]:
 
 
 def with_children(node: Node, operands: Sequence[Node]) -> Node:
-    """The same operation on other operands."""
+    """Return the same operation on other operands."""
     match node:
         case Sum() | Product():
             return type(node)(tuple(operands))
@@ -119,7 +119,7 @@ class Step:
 
 
 def schedule(outputs: Sequence[Node]) -> tuple[tuple[Step, ...], tuple[int, ...]]:
-    """The steps that evaluate the outputs, equal sub-expressions once and operands first; and the outputs' numbers."""
+    """Return the steps that evaluate the outputs, operands first, and the numbers of the outputs among them."""
     steps: list[Step] = []
     by_key: dict[Hashable, int] = {}
     by_id: dict[int, int] = {}  # keys hold the numbers of the operands, so that no key is deep
@@ -144,18 +144,21 @@ def schedule(outputs: Sequence[Node]) -> tuple[tuple[Step, ...], tuple[int, ...]
 
 
 def walk(outputs: Sequence[Node]) -> Iterator[Node]:
-    """Every distinct sub-expression, operands first."""
+    """Yield every distinct sub-expression, operands first."""
     for step in schedule(outputs)[0]:
         yield step.node
 
 
 def is_constant(tree: Node) -> bool:
-    """Whether no variable occurs in the tree."""
+    """Return whether no variable occurs in the tree."""
     return not any(isinstance(node, Variable) for node in walk([tree]))
 
 
 def folded(outputs: Sequence[Node], operation: Callable[[Node, list[Made]], Made]) -> list[Made]:
-    """The results of the outputs, each step made by operation(node, results of its operands), once for equal nodes."""
+    """Return the results of the outputs.
+
+    Each step is operation(node, results of its operands), once for equal nodes.
+    """
     steps, numbers = schedule(outputs)
     made: list[Made] = []
     for step in steps:
@@ -164,7 +167,7 @@ def folded(outputs: Sequence[Node], operation: Callable[[Node, list[Made]], Made
 
 
 def substitute(tree: Node, argument: Node) -> Node:
-    """tree(t) at t = argument; shared sub-expressions stay shared."""
+    """Return tree(t) at t = argument. Shared sub-expressions stay shared."""
 
     def operation(node: Node, operands: list[Node]) -> Node:
         return argument if isinstance(node, Variable) else with_children(node, operands)
@@ -176,12 +179,12 @@ _SUM, _PRODUCT, _SIGN, _POWER, _ATOM = range(5)
 
 
 def to_text(node: Node) -> str:
-    """Text that parses back to an equal tree."""
+    """Return text that parses back to an equal tree."""
     return _render(node)[0]
 
 
 def _render(node: Node) -> tuple[str, int]:
-    """The text and how tightly it binds."""
+    """Return the text and how tightly it binds."""
     match node:
         case Number(value):
             return _number_text(value)
@@ -210,13 +213,13 @@ def _render(node: Node) -> tuple[str, int]:
 
 
 def _in(node: Node, least: int) -> str:
-    """The text of an operand, in parentheses if it binds less tightly than `least`."""
+    """Return the text of an operand, in parentheses if it binds less tightly than `least`."""
     text, binding = _render(node)
     return text if binding >= least else f"({text})"
 
 
 def _number_text(value: Fraction) -> tuple[str, int]:
-    """Digits, a decimal (with an exponent if long), or a quotient of integers."""
+    """Return digits, a decimal (with an exponent if long), or a quotient of integers."""
     if value < 0:
         text, binding = _number_text(-value)
         return "-" + text, min(binding, _SIGN)

@@ -1,8 +1,8 @@
-"""The outputs of an expression as parts, each within reach of one head.
+"""Lower the outputs of an expression to parts, each of which one head can compute.
 
 A sub-expression that depends on one part only is one function of it, however long: sin(x)² + exp(x) is a single head.
-If such a function is too hard for one head, it is taken apart again, operation by operation. Parts that cost next to
-nothing by themselves are not made part of a longer function: affine arguments, affine terms of a sum, and gates.
+If such a function is too hard for one head, it is split again, operation by operation. Parts that are cheap by
+themselves are not merged into a longer function: affine arguments, affine terms of a sum, and gates.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ CHOICES = ("max", "min", "clip")
 RELU = Call("relu", (T,))
 SQUARE = Power(T, Number(Fraction(2)))
 MAX_ANGLE_HALVINGS = 24
-"""Largest number of halvings of an angle: a range of 2²⁴ turns loses as many bits of float64."""
+"""Maximum number of halvings of an angle. A range of 2²⁴ turns loses 24 bits of float64."""
 
 CanFit = Callable[[Part, Node], bool]
-"""Whether tree(t), at t = this part, is within reach of one head."""
+"""Whether one head can compute tree(t) at t = this part."""
 
 
 def affine_in_t(tree: Node) -> tuple[Coefficient, Coefficient] | None:
-    """(slope, offset), if the tree is written as an affine function of t."""
+    """Return (slope, offset) if the tree is written as an affine function of t, else None."""
     if is_constant(tree):
         return ZERO, Coefficient(tree)
     scale, rest = _without_scale(tree)
@@ -76,12 +76,12 @@ def affine_in_t(tree: Node) -> tuple[Coefficient, Coefficient] | None:
 
 
 def _is_exactly(tree: Node, number: int) -> bool:
-    """Whether the tree is a constant of this value."""
+    """Return whether the tree is a constant of this value."""
     return is_constant(tree) and Coefficient(tree).value == number and not Coefficient(tree).slack
 
 
 def _without_scale(tree: Node) -> tuple[Coefficient, Node]:
-    """The sign, the constant factors or the constant divisor of the last operation, and the operand without them."""
+    """Return the sign, constant factors or constant divisor of the last operation, and the operand without them."""
     match tree:
         case Negate(operand):
             return MINUS, operand
@@ -100,7 +100,7 @@ def _joined(kind: type[Sum] | type[Product], trees: Sequence[Node]) -> Node:
 
 @dataclass(frozen=True, eq=False)
 class _Pending:
-    """tree(t) at t = base, not yet a part; a constant has no base."""
+    """tree(t) at t = base, which is not yet a part. A constant has no base."""
 
     base: Part | None
     tree: Node
@@ -110,10 +110,10 @@ class Lowering:
     """Turns the outputs of an expression into parts. Equal parts are made once."""
 
     def __init__(self, variables: Sequence[str], can_fit: CanFit | None = None, gates: Sequence[str] = ()) -> None:
-        """Take the functions of which heads have few keys on any range as `gates`.
+        """Create a lowering. `gates` names the functions that heads compute with few keys on any range.
 
-        Without `can_fit` every call of a function and every product is a part of its own. Then max and min are one part
-        however many operands they have, so that one layer of heads computes as much as possible.
+        Without `can_fit` every call of a function and every product is a part of its own. max and min are then one
+        part, whatever the number of operands, so that one layer of heads computes as much as possible.
         """
         self._can_fit, self._gates = can_fit, gates
         self._sources = {name: Source(i) for i, name in enumerate(variables)}
@@ -134,7 +134,7 @@ class Lowering:
         return _Pending(self._several(node, operands), T)
 
     def _several(self, node: Node, operands: Sequence[_Pending]) -> Part:
-        """An operation on functions of different parts."""
+        """Return the part for an operation on functions of different parts."""
         match node:
             case Sum(_):
                 return self._combination([(self._part(group), UNIT) for group in _grouped(operands, Sum)])
@@ -153,7 +153,10 @@ class Lowering:
         raise AssertionError(f"{type(node).__name__} has one operand")
 
     def _choice(self, name: str, parts: Sequence[Part]) -> Part:
-        """max, min, or clip(u, a, b): a + relu(u − a) − relu(u − b) for constants a < b, both in one layer."""
+        """Return max, min or clip.
+
+        For constants a < b, clip(u, a, b) is a + relu(u − a) − relu(u − b), in one layer.
+        """
         match parts:
             case [u, Combination((), a), Combination((), b)] if name == "clip" and a.value < b.value:
                 if self._can_fit is None:
@@ -167,12 +170,12 @@ class Lowering:
         return reduce(partial(self._extreme, UNIT if name == "max" else MINUS), parts)
 
     def _extreme(self, sign: Coefficient, u: Part, v: Part) -> Part:
-        """max(u, v) = u + relu(v − u) for the sign 1, and min(u, v) = u − relu(u − v) for −1."""
+        """Return max(u, v) = u + relu(v − u) for the sign 1, and min(u, v) = u − relu(u − v) for −1."""
         excess = self._unary(self._combination([(v, sign), (u, -sign)]), RELU)
         return self._combination([(u, UNIT), (excess, sign)])
 
     def _product(self, factors: Sequence[_Pending]) -> Part:
-        """A balanced tree of products; constants and constant factors scale."""
+        """Return a balanced tree of products. Constants and constant factors scale it."""
         scale, parts = UNIT, list[Part]()
         for part in map(self._part, factors):
             match part:
@@ -191,7 +194,7 @@ class Lowering:
         return self._combination([(parts[0], scale)])
 
     def _combination(self, terms: Sequence[tuple[Part, Coefficient]], constant: Coefficient = ZERO) -> Part:
-        """Combine parts; combinations of the same parts with the same coefficients are one part."""
+        """Combine parts. Combinations of the same parts with the same coefficients are one part."""
         made = combination(terms, constant)
         if not isinstance(made, Combination):
             return made
@@ -204,7 +207,7 @@ class Lowering:
         return self._unary(pending.base, pending.tree)
 
     def _unary(self, base: Part, tree: Node) -> Part:
-        """tree(base) by one head, or taken apart at its last operation."""
+        """Return tree(base) by one head, or split at its last operation."""
         if isinstance(base, Combination) and not base.terms:
             return Combination((), Coefficient(substitute(tree, base.constant.tree)))
         if isinstance(tree, Call) and all(child is T or is_constant(child) for child in tree.arguments):
@@ -242,7 +245,7 @@ class Lowering:
             return self._several(tree, [_Pending(None if is_constant(c) else base, c) for c in children(tree)])
         arguments = [child for child in children(tree) if not is_constant(child)]
         if all(argument is T for argument in arguments):
-            return Unary(base, tree)  # an operation of its own: its fit succeeds or refuses
+            return Unary(base, tree)  # a single operation cannot be split further
         if len(arguments) == 1:
             inner = self._unary(base, arguments[0])
             return self._unary(inner, with_children(tree, [T if c is arguments[0] else c for c in children(tree)]))
@@ -256,11 +259,11 @@ class Lowering:
         return False
 
     def _is_moved(self, argument: Node) -> bool:
-        """Whether this is an affine function of t other than t."""
+        """Return whether this is an affine function of t other than t."""
         return argument is not T and not is_constant(argument) and affine_in_t(argument) is not None
 
     def _is_carried(self, factors: Sequence[Node]) -> bool:
-        """Whether this is a gate times an affine function, which the keys of the gate or its head can carry."""
+        """Return whether this is a gate times an affine function, which the keys of the gate or its head can carry."""
         if len(factors) != 2:
             return False
         return any(self._is_gate(g) and affine_in_t(c) is not None for g, c in (factors, reversed(factors)))
@@ -274,7 +277,10 @@ class Lowering:
         return self._is_gate(rest) or (rest is not term and self._is_cheap(rest))
 
     def _wide(self, base: Part, tree: Node, can_fit: CanFit) -> Part | None:
-        """sin or cos of a wide range by doubling the angle, or a power by squaring: more layers, and fewer anchors."""
+        """Double the angle for sin or cos of a wide range, or square for a power.
+
+        This takes more layers and fewer anchors.
+        """
         match tree:
             case Call("sin" | "cos", (Variable(_),)):
                 for halvings in range(1, MAX_ANGLE_HALVINGS):
@@ -297,7 +303,7 @@ class Lowering:
 
 
 def _grouped(operands: Sequence[_Pending], kind: type[Sum] | type[Product]) -> list[_Pending]:
-    """Operands with the same base become one."""
+    """Merge operands with the same base."""
     groups: dict[int, list[_Pending]] = {}
     for operand in operands:
         groups.setdefault(id(operand.base), []).append(operand)

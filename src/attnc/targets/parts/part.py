@@ -22,11 +22,11 @@ class Source:
 
 @dataclass(frozen=True, eq=False)
 class Combination:
-    """constant + Σ coefficient·part: an affine map computes it, at no cost."""
+    """constant + Σ coefficient·part. An affine map computes it without a head."""
 
     terms: tuple[tuple[Part, Coefficient], ...]
     constant: Coefficient
-    known: Unary | None = None  # the same function in another form, from which its range is read
+    known: Unary | None = None  # the same function in another form, which gives its range
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +47,7 @@ class Multiply:
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """max, min or clip of parts, by one head over all of them."""
+    """max, min or clip of parts, computed by one head over all of them."""
 
     name: str
     operands: tuple[Part, ...]
@@ -58,7 +58,7 @@ Part = Source | Combination | Unary | Multiply | Choice
 
 @dataclass(frozen=True, eq=False)
 class HeadClaim:
-    """A head is meant to compute carrier·tree(t) at t = argument, which is `part`; without a carrier, tree(t)."""
+    """The claim that a head computes `part`: carrier·tree(t) at t = argument, or tree(t) without a carrier."""
 
     part: Part
     argument: Part
@@ -68,9 +68,9 @@ class HeadClaim:
 
 @dataclass(frozen=True, eq=False)
 class Derivation:
-    """How a deep program is meant to compute an expression: the parts of its outputs, and a claim for every head.
+    """A deep program's intended computation of an expression: the parts of its outputs, and a claim for every head.
 
-    The prover proves each claim from the weights, and that the parts of the outputs are the expression.
+    The prover proves each claim from the weights. It also proves that the parts of the outputs equal the expression.
     """
 
     outputs: tuple[Part, ...]
@@ -111,7 +111,7 @@ def in_order(outputs: Sequence[Part], operands: Callable[[Part], tuple[Part, ...
 
 
 def combination(terms: Sequence[tuple[Part, Coefficient]], constant: Coefficient = ZERO) -> Part:
-    """Combine parts; combinations among them are expanded."""
+    """Combine parts. Combinations among them are expanded."""
     found: dict[int, tuple[Part, Coefficient]] = {}
 
     def add(part: Part, coefficient: Coefficient) -> None:
