@@ -1,4 +1,4 @@
-"""All experiments, by name: every module of `attnc_lab.experiments` is one."""
+"""All experiments, by name. Every module of `attnc_lab.experiments` is one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _found() -> tuple[Experiment, ...]:
 
 
 EXPERIMENTS: tuple[Experiment, ...] = _found()
-"""In the order of their numbers."""
+"""All experiments, in the order of their numbers."""
 
 
 def named(name: str) -> Experiment:

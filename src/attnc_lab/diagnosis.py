@@ -1,4 +1,4 @@
-"""`attnc.diagnose`: which of the papers' failure signatures attention shows, and what to change."""
+"""`attnc.diagnose` finds the papers' failure signatures that attention shows, and names the parameter to change."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import attnc
 from attnc_lab.signatures import Evidence, Observation, Subject, Symptom, signatures
 
 NUM_POINTS = 4000
-"""Points of a sample: 63 per axis of a square, of which half are on a grid."""
+"""Number of points of a sample: 63 per axis of a square. Half of them are on a grid."""
 TOLERATED_SHARE = 0.02
-"""The share of the target's range that is tolerated as an error where no eps is stated."""
+"""The share of the target's range that is tolerated as an error if no eps is given."""
 FAR_OUT = 16.0
-"""An infinite box is sampled up to this distance from 0, where the usual activations are flat."""
+"""An infinite box is sampled up to this distance from 0. The usual activations are flat there."""
 RECORDED_BYTES = 2**29
-"""The sample is thinned until its recorded attention maps take no more bytes than this."""
+"""Maximum size of the recorded attention maps, in bytes. The sample is thinned to meet it."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Diagnosis:
     Attributes
     ----------
     symptoms : tuple of Symptom
-        The failure signatures that were found; none if the error is within `eps` at every point.
+        The failure signatures that were found. There are none if the error is within `eps` at every point.
     max_error : float or None
         The largest error at the points; None without a target.
     eps : float or None
@@ -37,7 +37,7 @@ class Diagnosis:
     num_points : int
         The number of points.
     facts : mapping
-        The median peak of the keys, βh² as it follows from that peak, and the number of cells.
+        The median peak of the keys, the βh² that follows from it, and the number of cells.
 
     Examples
     --------
@@ -73,18 +73,18 @@ def diagnose(
     points: Any = None,
     seed: int = 0,
 ) -> Diagnosis:
-    """Observe attention at sample points, and name its failure signatures.
+    """Observe attention at sample points, and return its failure signatures.
 
     Parameters
     ----------
     subject : Network or torch module
         A Network; or a torch.nn.MultiheadAttention, which attends from and to points (batch, tokens, width); or a torch
-        module that maps points (batch, …) to (outputs, weights), the weights (batch, …, keys).
+        module that maps points (batch, …) to (outputs, weights), where weights are (batch, …, keys).
     target : Target or callable, optional
         The function that the subject should compute. A network that was made from an expression needs none. Without a
-        target no error is known, and only signatures of the weights alone are named.
+        target no error is known, and only signatures that the weights show are named.
     eps : float, optional
-        The tolerated error: by default the network's own, or 2 % of the target's range.
+        The tolerated error. The default is the network's own eps, or 2 % of the target's range.
     points : array, optional
         Points (batch, …) that replace the sample of the box.
     seed : int
@@ -93,7 +93,7 @@ def diagnose(
     Returns
     -------
     Diagnosis
-        The symptoms, each with evidence, place and remedy; `is_healthy` if there is none.
+        The symptoms, each with evidence, place and remedy. `is_healthy` is True if there are none.
 
     Raises
     ------
@@ -170,12 +170,12 @@ def _points(given: Any, box: attnc.Box | None, count: int, seed: int) -> np.ndar
             raise attnc.InputError(f"points must be finite, of shape (batch, …), found shape {x.shape}")
         return x
     if box is None:
-        raise attnc.InputError("no points to look at: Give points, or a Target, which has a box")
+        raise attnc.InputError("there are no points to observe: give points, or a Target, which has a box")
     return _sample(box if box.is_bounded else box.core(FAR_OUT), count, np.random.default_rng(seed))
 
 
 def _sample(box: attnc.Box, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Half of the points on a grid with the corners (in many dimensions: random corners), half at random; sorted."""
+    """Return sorted points: half on a grid with the corners (in many dimensions: random corners), half at random."""
     per_axis = int((count / 2) ** (1 / box.d))
     if per_axis < 2:
         unit = rng.integers(0, 2, (count // 2, box.d)).astype(float)
@@ -187,7 +187,7 @@ def _sample(box: attnc.Box, count: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def _of_network(network: attnc.Network) -> Subject:
-    """Observe the heads of the last attention layer: in a deep program the earlier ones make its inputs."""
+    """Observe the heads of the last attention layer. In a deep program the earlier layers compute its inputs."""
     program = network.program
     layers = [layer for layer in program.layers if isinstance(layer, attnc.Attention)]
     if not layers:
@@ -210,15 +210,15 @@ def _of_network(network: attnc.Network) -> Subject:
 
 
 def _points_allowed(network: attnc.Network) -> int:
-    """The number of points whose attention maps can be recorded, as far as one point shows it."""
+    """Return the number of points whose attention maps can be recorded, estimated from one point."""
     box = network.box.core(FAR_OUT)
     recorded = network.run(*_inputs(network.program, (box.lo / 2 + box.hi / 2)[None]), cache=True).cache
-    per_point = 4 * sum(array.nbytes for array in recorded.values())  # keys and values are made besides
+    per_point = 4 * sum(array.nbytes for array in recorded.values())  # keys and values take memory too
     return int(max(64, min(NUM_POINTS, RECORDED_BYTES // max(1, per_point))))
 
 
 def _inputs(program: attnc.Program, points: np.ndarray) -> list[np.ndarray]:
-    """Flat points as the inputs that a program takes."""
+    """Return flat points as the inputs that a program takes."""
     sizes = [math.prod(shape) for shape in program.input_shapes]
     parts = np.split(points.reshape(len(points), -1), np.cumsum(sizes)[:-1], axis=1)
     return [part.reshape(-1, *shape) for part, shape in zip(parts, program.input_shapes, strict=True)]
@@ -227,7 +227,7 @@ def _inputs(program: attnc.Program, points: np.ndarray) -> list[np.ndarray]:
 def _of_module(module: Any) -> Subject:
     """Observe torch.nn.MultiheadAttention on its own input, or a module that returns (outputs, weights).
 
-    The weights are (batch, …, keys) and sum to 1 over the last axis; queries and heads may stand between.
+    The weights are (batch, …, keys) and sum to 1 over the last axis. The axes between may be queries and heads.
     """
     import torch
     from torch import nn
@@ -274,7 +274,7 @@ def _flat(outputs: np.ndarray) -> np.ndarray:
 
 
 def _per_query(weights: np.ndarray) -> np.ndarray:
-    """(points, queries, keys) → (points, keys): the weights of the query whose largest weight is least."""
+    """Map (points, queries, keys) to (points, keys): the weights of the query whose largest weight is smallest."""
     weights = np.asarray(weights, np.float64)
     least = np.nan_to_num(weights.max(axis=-1), nan=0.0).argmin(axis=1)
     return weights[np.arange(len(weights)), least]

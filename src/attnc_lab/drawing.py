@@ -1,4 +1,4 @@
-"""The parts of figures: panels, colours, measured points, theory as a dashed line, and the SVG of a figure."""
+"""Elements of figures: panels, colours, measured points, theory as a dashed line, and the SVG of a figure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 INK, GREY, FAINT = "#1b1f24", "#5b6470", "#d5dae0"
 BLUE, YELLOW, GREEN, PURPLE, SKY, ORANGE = "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00"
-"""The colours of Okabe and Ito, which every kind of colour vision tells apart."""
+"""The colours of Okabe and Ito, which are distinct for every kind of colour vision."""
 PALETTE = (BLUE, YELLOW, GREEN, PURPLE, SKY, ORANGE)
 MARKERS = "os^Dv*PX<>"
 
@@ -32,7 +32,7 @@ class Panel:
     axes: Axes
 
     def label(self, title: str, x: str, y: str, *, log: str = "") -> None:
-        """Set the texts and the look of the panel; `log` names the logarithmic axes: "x", "y" or "xy"."""
+        """Set the texts and the style of the panel. `log` names the logarithmic axes: "x", "y" or "xy"."""
         axes = self.axes
         axes.set_title(title, loc="left", fontsize=11, weight="bold", color=INK)
         axes.set_xlabel(x, color=INK, fontsize=10)
@@ -46,7 +46,7 @@ class Panel:
         axes.set_axisbelow(True)
 
     def whole_ticks(self, places: Any) -> None:
-        """Write numbers in full at these places of a logarithmic x axis, and none between."""
+        """Write numbers in full at these places of a logarithmic x axis, and no numbers between."""
         self.axes.xaxis.minorticks_off()
         self.axes.set_xticks(list(places), labels=[f"{place:,.6g}" for place in places])
 
@@ -55,7 +55,7 @@ class Panel:
         self.axes.plot(x, y, style, color=colour, linewidth=1.3, label=name, zorder=1.5)
 
     def law(self, rows: Table, x: str, y: str, name: str, colour: str = INK, style: str = "--") -> None:
-        """Draw a column that holds a prediction as a line over another column."""
+        """Draw a column of predictions as a line over another column."""
         self.theory(rows.column(x), rows.column(y), name, colour, style)
 
     def line(self, rows: Table, x: str, y: str, name: str | None, colour: str, **style: Any) -> None:
@@ -65,7 +65,7 @@ class Panel:
     def measured(
         self, x: Any, y: Any, name: str, colour: str, marker: str = "o", size: float = 5, *, is_open: bool = False
     ) -> None:
-        """Draw measured values as points; open ones are proven bounds."""
+        """Draw measured values as points. Open points are proven bounds."""
         edge = {"markeredgecolor": colour, "markerfacecolor": "none"} if is_open else {"markeredgecolor": "white"}
         style: dict[str, Any] = {"linestyle": "none", "markersize": size, "markeredgewidth": 0.5, "zorder": 2.5} | edge
         self.axes.plot(np.asarray(x, float), np.asarray(y, float), marker=marker, color=colour, label=name, **style)
@@ -80,13 +80,13 @@ class Panel:
         return self.axes.imshow(values, origin="lower", extent=extent, interpolation="nearest", **style)
 
     def legend(self, columns: int = 2) -> None:
-        """Put the legend below the panel, where it hides nothing; panels without one get it in `to_svg`."""
+        """Put the legend below the panel, where it hides nothing. `to_svg` adds it to panels without one."""
         style: dict[str, Any] = {"frameon": False, "fontsize": 8.5, "handlelength": 1.8, "columnspacing": 1.2}
         self.axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=columns, **style)
 
 
 def panels(picture: Figure, count: int, *, width: float = 4.6, height: float = 3.7, rows: int = 1) -> list[Panel]:
-    """Return panels side by side, in reading order, of this width and height each."""
+    """Return panels in reading order, each of this width and height."""
     columns = -(-count // rows)
     picture.set_size_inches(width * columns, height * rows)
     engine = picture.get_layout_engine()
@@ -96,7 +96,7 @@ def panels(picture: Figure, count: int, *, width: float = 4.6, height: float = 3
 
 
 def to_svg(draw: Callable[[Figure], None], prefix: str) -> str:
-    """Draw a figure as an element of a page; ids begin with the prefix, so that two figures never share one."""
+    """Draw a figure as an element of a page. Ids begin with the prefix, so that two figures never share one."""
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""An experiment: a question, the prediction of theory, a measurement, verdicts, and a figure."""
+"""An experiment: a question, a prediction from theory, a measurement, verdicts, and a figure."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 Cell = Mapping[str, Any]
 """The parameters of one measurement, by name: numbers and texts."""
 Row = dict[str, Any]
-"""The numbers of one measurement, by name. A scalar of numpy is stored as a number of Python."""
+"""The numbers of one measurement, by name. A numpy scalar is stored as a Python number."""
 PROFILES = ("quick", "full")
 CONFIDENCE = 0.95
-"""The level of the confidence intervals of exponents, as is usual."""
+"""The level of the confidence intervals of exponents: the usual one."""
 
 
 class Status(StrEnum):
@@ -37,7 +37,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """The conclusion about one claim; `numbers` are the figures that the words rest on."""
+    """The conclusion about one claim. `numbers` holds the figures behind the words."""
 
     claim: str
     status: Status
@@ -52,7 +52,7 @@ Verdicts = Iterator[Verdict]
 
 
 class Table(list[Row]):
-    """The rows of an experiment; a column that a row does not have is absent, not empty."""
+    """The rows of an experiment. A row may lack columns that others have."""
 
     def where(self, **wanted: Any) -> Table:
         """Return the rows that have these values."""
@@ -70,7 +70,7 @@ class Table(list[Row]):
         return np.array([float(row[name]) for row in self])
 
     def distinct(self, name: str) -> list[Any]:
-        """Return the values of a column, each once, in the order in which they come."""
+        """Return the distinct values of a column, in order of first appearance."""
         return list(dict.fromkeys(row[name] for row in self if name in row))
 
     def ratio(self, over: str, under: str) -> Float[np.ndarray, " rows"]:
@@ -91,7 +91,7 @@ class Table(list[Row]):
 
 
 class Span(NamedTuple):
-    """The least and the largest of some values. It is written as "0.5 to 2", each number in the given format."""
+    """The smallest and the largest of some values. Its text is "0.5 to 2", each number in the given format."""
 
     least: float
     largest: float
@@ -109,7 +109,7 @@ class Span(NamedTuple):
 
 
 class Power(NamedTuple):
-    """y ≈ factor·x^exponent; the exponent lies in [low, high] with 95 % confidence if the residuals are normal."""
+    """y ≈ factor·x^exponent. The exponent lies in [low, high] with 95 % confidence if the residuals are normal."""
 
     exponent: float
     low: float
@@ -137,7 +137,7 @@ def fit_power(x: Float[np.ndarray, " points"], y: Float[np.ndarray, " points"]) 
 
 @dataclass(frozen=True)
 class About:
-    """The words of an experiment; `source` is the place where the papers' summaries claim it."""
+    """The texts of an experiment. `source` is the place of the claim in the papers' summaries."""
 
     number: int
     title: str
@@ -148,7 +148,10 @@ class About:
 
 @dataclass(frozen=True)
 class Experiment(About):
-    """`cells` are the parameter points of a profile; `measure` gives the rows of one, the same for the same seed."""
+    """An experiment.
+
+    `cells` are the parameter points of a profile. `measure` returns the rows of one, determined by the seed.
+    """
 
     name: str
     cells: Callable[[str], list[Cell]]
@@ -163,7 +166,7 @@ class Experiment(About):
         return cls(**vars(module.ABOUT), name=module.__name__.rpartition(".")[2], **functions)
 
     def rows(self, cell: Cell, seed: int) -> list[Row]:
-        """Measure a cell, with numbers of Python in place of numpy's scalars."""
+        """Measure a cell, and convert numpy scalars to Python numbers."""
         return [{name: _plain(value) for name, value in row.items()} for row in self.measure(cell, seed)]
 
 
@@ -172,11 +175,11 @@ def _plain(value: Any) -> Any:
 
 
 def listed(template: str, values: Mapping[Any, Any]) -> str:
-    """Return "a, b, c": the template filled with each name, as {0}, and its value, as {1}."""
+    """Return "a, b, c", where each entry is the template filled with a name, as {0}, and its value, as {1}."""
     return ", ".join(template.format(name, value) for name, value in values.items())
 
 
 def sweep(**axes: Any) -> list[Cell]:
-    """Return a cell for every combination of values. The last name varies fastest; a single value is in all cells."""
+    """Return a cell for every combination of values. The last name varies fastest. A single value is in all cells."""
     values = [[choice] if isinstance(choice, str | int | float) else choice for choice in axes.values()]
     return [dict(zip(axes, map(_plain, chosen), strict=True)) for chosen in itertools.product(*values)]

@@ -18,12 +18,12 @@ from attnc_lab.experiment import PROFILES, Cell, Experiment, Row, Table
 FORMAT = "attnc.lab/1"
 SETTINGS = "settings.json"
 MAX_FILE_BYTES = 2**26
-"""The longest file that is read (64 MiB): a longer one is no table of the lab."""
+"""The longest file that is read: 64 MiB. A longer one is not a table of the lab."""
 
 
 @dataclass(frozen=True)
 class Folder:
-    """The folder of a run. Cells, tables and commands are added to it; nothing in it is changed."""
+    """The folder of a run. Cells, tables and commands are added to it, and nothing in it is changed."""
 
     path: Path
     profile: str
@@ -33,13 +33,13 @@ class Folder:
 
     @classmethod
     def open(cls, path: Path, profile: str, seed: int, versions: Mapping[str, str], command: str) -> Folder:
-        """Begin a run, or open the one that is there if it was made with the same settings."""
+        """Begin a run, or open an existing one that was made with the same settings."""
         if (path / SETTINGS).exists():
             found = cls.read(path)
             asked = {"profile": profile, "seed": seed, **versions}
             there = {"profile": found.profile, "seed": found.seed, **found.versions}
             differ = [
-                f"{key} {there.get(key)} (asked: {value})" for key, value in asked.items() if there.get(key) != value
+                f"{key} {there.get(key)} (now: {value})" for key, value in asked.items() if there.get(key) != value
             ]
             if differ:
                 raise attnc.InputError(
@@ -82,7 +82,7 @@ class Folder:
         return [cell for cell in experiment.cells(self.profile) if not self._cell(experiment, cell).exists()]
 
     def add(self, experiment: Experiment, cell: Cell, rows: Sequence[Row]) -> None:
-        """Write the rows of a finished cell, each with the cell's parameters in front; the last cell ends its table."""
+        """Write the rows of a finished cell, each after the cell's parameters. The last cell completes the table."""
         path = self._cell(experiment, cell)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, to_csv([{**cell, **row} for row in rows]))
@@ -90,7 +90,7 @@ class Folder:
             self.finish(experiment)
 
     def finish(self, experiment: Experiment) -> None:
-        """Write all cells into one CSV, in the order of the cells, in whatever order they were run."""
+        """Write all cells into one CSV, in the order of the cells, whatever the order in which they were run."""
         rows: list[Row] = []
         for cell in experiment.cells(self.profile):
             rows += from_csv(_text(self._cell(experiment, cell)))
@@ -110,13 +110,13 @@ class Folder:
         return self.path / f"{experiment.name}.csv"
 
     def _cell(self, experiment: Experiment, cell: Cell) -> Path:
-        """The file of a cell; its name is a hash of the parameters, so no two cells share one."""
+        """Return the file of a cell. Its name is a hash of the parameters, so no two cells share one."""
         written = json.dumps(dict(cell), sort_keys=True)
         return self.path / "cells" / experiment.name / f"{hashlib.sha256(written.encode()).hexdigest()[:20]}.csv"
 
 
 def to_csv(rows: Sequence[Row]) -> str:
-    """Return rows as CSV, columns in the order in which they first come, floats with all their digits."""
+    """Return rows as CSV, with columns in order of first appearance, and floats with all their digits."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     made = io.StringIO()
     writer = csv.DictWriter(made, names, lineterminator="\n")
@@ -146,7 +146,7 @@ def _read(entry: str) -> float | int | str:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file whole or not at all, even if the process is killed on the way."""
+    """Write a file whole or not at all, even if the process is killed while it writes."""
     temporary = path.parent / f".attnc-{secrets.token_hex(8)}"
     try:
         temporary.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The parts of measurements: sample points, networks that claim nothing, errors, and sizes."""
+"""Elements of measurements: sample points, networks that claim nothing, errors, and sizes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def lattice(axis: Float[np.ndarray, " places"], d: int) -> Float[np.ndarray, "points d"]:
-    """Return all points whose coordinates are places of the axis; the last coordinate varies fastest."""
+    """Return all points whose coordinates are places of the axis. The last coordinate varies fastest."""
     return np.stack(np.meshgrid(*[axis] * d, indexing="ij"), -1).reshape(-1, d)
 
 
@@ -25,7 +25,7 @@ def middles(lo: float, hi: float, count: int) -> Float[np.ndarray, " points"]:
 
 
 def unproved(target: attnc.Target, built: attnc.constructions.Built, eps: float | None = None) -> attnc.Network:
-    """Return a construction as a network that claims nothing, ready to run and to record."""
+    """Return a construction as a network that claims nothing. It can be run and recorded."""
     nothing = attnc.Certificate(
         bound=None, observed=None, terms=(), assumptions=(), dtype=str(built.program.dtype), method="none"
     )
@@ -41,7 +41,7 @@ def errors_at(
 
 
 def sizes_of(built: attnc.constructions.Built) -> Row:
-    """Return the size of a construction and, where its theorem has one, its bound."""
+    """Return the size of a construction, and its bound if its theorem has one."""
     program = built.program
     found: Row = {"anchors": program.num_anchors, "parameters": program.num_parameters}
     return found | ({} if built.bound is None else {"bound": built.bound.value})

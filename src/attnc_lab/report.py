@@ -1,4 +1,7 @@
-"""The report of a run: one page that needs no other file, verdicts first, every number computed from the CSV files."""
+"""The report of a run: one page that needs no other file.
+
+Verdicts come first, and every number comes from CSV files.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ def report(path: str | Path) -> Path:
 
 
 def findings(path: str | Path) -> list[Finding]:
-    """Judge the finished experiments of a run anew from their tables."""
+    """Judge the finished experiments of a run again, from their tables."""
     folder = Folder.read(Path(path))
     found = [finding for experiment in EXPERIMENTS if (finding := _finding(folder, experiment)) is not None]
     if not found:
@@ -56,8 +59,8 @@ def _finding(folder: Folder, experiment: Experiment) -> Finding | None:
         return Finding(experiment, table, list(experiment.judge(table)))
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise attnc.FileError(
-            f"{folder.table_path(experiment)} is not what this version measures ({type(error).__name__}: {error}). "
-            "Delete it and the folder cells beside it, and run the experiment again."
+            f"{folder.table_path(experiment)} does not fit this version of the experiment "
+            f"({type(error).__name__}: {error}). Delete it and the folder cells beside it, and run it again."
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Runs the cells of experiments that are not finished: on local processes, or on a cluster of dask.distributed."""
+"""Run the unfinished cells of experiments, in local processes or on a dask.distributed cluster."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ Measured = tuple[list[Row], str | None]
 """The rows of a cell, and the reason if there are none."""
 Submit = Callable[[str, Cell, int], Future[Measured]]
 PACKAGES = ("numpy", "scipy", "torch", "matplotlib", "jinja2")
-"""The packages whose versions numbers may depend on."""
+"""The packages whose versions may change the numbers."""
 CONNECT_SECONDS = 10
-"""The time that a scheduler has to answer: far more than a network needs."""
+"""The time that a scheduler has to answer. It is far more than a network needs."""
 ONE_AT_A_TIME = threading.Lock()
 
 
 class RunFailed(attnc.AttncError):
-    """Some cells could not be measured; all others are kept."""
+    """Raised if some cells could not be measured. All others are kept."""
 
 
 def run(
@@ -49,7 +49,7 @@ def run(
 ) -> Folder:
     """Measure the missing cells of these experiments, or of "all", and write a CSV for each into `out`.
 
-    A run that was interrupted goes on where it stopped. `cluster` is the address of a dask.distributed scheduler.
+    An interrupted run continues where it stopped. `cluster` is the address of a dask.distributed scheduler.
     """
     experiments = list(EXPERIMENTS) if list(names) == ["all"] else [named(name) for name in names]
     if not experiments:
@@ -115,10 +115,11 @@ def _result(future: Future[Measured], folder: Folder) -> Measured:
 
 
 def measure_cell(name: str, cell: Cell, seed: int) -> Measured:
-    """Return the rows of a cell, or why there are none.
+    """Return the rows of a cell, or the reason why there are none.
 
-    A process measures one cell at a time, since torch's random numbers belong to the process, and in one thread, since
-    sums must be taken in the same order everywhere. So a cell's numbers do not depend on the machine's other work.
+    A process measures one cell at a time, because torch's random numbers belong to the process. It uses one thread,
+    because sums must be taken in the same order everywhere. So a cell's numbers do not depend on the machine's other
+    work.
     """
     import torch
     from threadpoolctl import threadpool_limits
@@ -133,7 +134,7 @@ def measure_cell(name: str, cell: Cell, seed: int) -> Measured:
 
 @contextmanager
 def _processes(count: int | None) -> Iterator[Executor]:
-    """Start processes that end at once when they are interrupted, and when the process that started them ends."""
+    """Start processes that end at once when they are interrupted, or when the process that started them ends."""
     pool = ProcessPoolExecutor(
         count or os.cpu_count() or 1, mp_context=multiprocessing.get_context("spawn"), initializer=_begin_worker
     )

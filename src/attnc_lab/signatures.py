@@ -1,12 +1,12 @@
-"""The failure signatures of attention, each with the numbers that show it and the parameter that cures it.
+"""The failure signatures of attention, each with the numbers that show it and the parameter that removes it.
 
-The peak of a key is its largest weight at any point; a head is sharp if the peaks of its keys are near 1. A head that
-does no harm is not a failure: a soft head whose error is within eps is healthy. The signatures are tried in this order,
-and later ones only where earlier ones do not explain the error:
+The peak of a key is its largest weight at any point. A head is sharp if the peaks of its keys are near 1. A soft head
+whose error is within eps is healthy. The signatures are tried in this order, and later ones only if earlier ones do not
+explain the error:
 
 underflow    weights are not finite or do not sum to 1, or scores are so large that their rounding selects
 boundary     the error within a cell of the box's ends exceeds eps and three times the error inside
-seams        the same at the places where one head hands over to the next
+seams        the same at the places where one head takes over from another
 diffuse      no key ever dominates (median peak below ½), and sharper scores would be better
 drift        keys dominate but do not win (below 0.95): the output passes between levels; sharper scores would be better
 oscillation  the selection is sharp, but the target varies by more than eps within the cell of one key
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 DOMINATES, WINS = 0.5, 0.95
-"""The median peak above which keys dominate, and above which they win: at 0.95 all other keys share 5 %."""
+"""The median peak above which keys dominate, and the one above which they win. At 0.95 all other keys share 5 %."""
 EXCESS = 3.0
-"""The error at a place must exceed the error elsewhere by this factor to be blamed on the place."""
+"""An error is attributed to a place if it exceeds the error elsewhere by this factor."""
 FACTORS = tuple(2.0**k for k in range(1, 13))
-"""The factors by which scores are sharpened on trial, up to 4096."""
+"""The factors by which scores are sharpened for a test, up to 4096."""
 SILENT = 1e-3
-"""A head whose weight is below this takes no part."""
+"""A head whose weight is below this is inactive."""
 
 
 @dataclass(frozen=True, eq=False)
 class Observation:
-    """At every point: flat outputs, each head's weights over its keys, and the largest |score| where it is known."""
+    """The flat outputs at every point, each head's weights over its keys, and the largest |score| if it is known."""
 
     outputs: Float[np.ndarray, "points outputs"]
     heads: list[Float[np.ndarray, "points keys"]]
@@ -48,7 +48,7 @@ class Observation:
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """Something with attention: how to observe it, and its flat outputs with all scores multiplied by a number."""
+    """A subject with attention: a function to observe it, and one that returns its outputs with all scores scaled."""
 
     look: Callable[[np.ndarray], Observation]
     sharpened: Callable[[float, np.ndarray], np.ndarray] | None
@@ -57,12 +57,12 @@ class Subject:
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """The points, the observation there, the wanted outputs, and all that the signatures derive from them."""
+    """The points, the observation there, the wanted outputs, and the quantities that signatures derive from them."""
 
     points: np.ndarray
     seen: Observation
     wanted: np.ndarray
-    """The target at the points; without a target it is NaN, and so are the errors."""
+    """The target at the points. Without a target it is NaN, and so are the errors."""
     eps: float
     """The tolerated error; infinite without a target."""
     box: attnc.Box | None
@@ -75,7 +75,7 @@ class Evidence:
 
     @cached_property
     def is_wrong(self) -> bool:
-        """Whether any error is larger than tolerated; False without a target, since no error is known."""
+        """Whether any error is larger than tolerated. It is False without a target, because no error is known."""
         return bool(self.errors.max() > self.eps)
 
     @cached_property
@@ -88,13 +88,13 @@ class Evidence:
 
     @cached_property
     def softness(self) -> float:
-        """βh², from the peak of a key among equally spaced ones: peak = 1/(1 + 2e^{−βh²} + …)^d."""
+        """βh², from the peak of a key among equally spaced keys: peak = 1/(1 + 2e^{−βh²} + …)^d."""
         share = max(self.peak, 1e-9) ** (1 / max(1, min(3, self.points.shape[1])))
         return max(1e-3, -math.log(max(1e-12, (1 / min(share, 1 - 1e-12) - 1) / 2)))
 
     @cached_property
     def num_cells(self) -> int:
-        """The number of keys that are first at some point, in the head that has the most of them."""
+        """The number of keys with the largest weight at some point, in the head that has the most of them."""
         return max(len(_winners(weights)) for weights in self.seen.heads)
 
     @property
@@ -107,7 +107,10 @@ class Evidence:
 
     @cached_property
     def at_end(self) -> np.ndarray:
-        """Whether a point is within a cell of the box's ends; a cell is a side over the number of cells along it."""
+        """Whether a point is within a cell of the box's ends.
+
+        A cell is a side divided by the number of cells along it.
+        """
         if self.box is None or not self.box.is_bounded:
             return np.zeros(len(self.points), bool)
         per_axis = max(4.0, self.num_cells ** (1 / self.box.d))
@@ -116,7 +119,7 @@ class Evidence:
 
     @cached_property
     def at_seam(self) -> np.ndarray:
-        """Whether two heads share a point: both have part of their weight on keys that they do not rest on."""
+        """Whether two heads share a point: both have part of their weight on keys other than their resting keys."""
         if len(self.seen.heads) < 2:
             return np.zeros(len(self.points), bool)
         activity = np.stack([_activity(weights) for weights in self.seen.heads], axis=1)
@@ -129,17 +132,17 @@ class Evidence:
 
 
 def _winners(weights: np.ndarray) -> np.ndarray:
-    """Return the keys that are first at some point."""
+    """Return the keys with the largest weight at some point."""
     return np.unique(np.nan_to_num(weights, nan=0.0).argmax(axis=1))
 
 
 def _peaks(heads: list[np.ndarray]) -> np.ndarray:
-    """Return the largest weight of every key that is first at some point, over all heads."""
+    """Return the largest weight of every key that wins at some point, over all heads."""
     return np.concatenate([np.nan_to_num(weights, nan=0.0).max(axis=0)[_winners(weights)] for weights in heads])
 
 
 def _activity(weights: np.ndarray) -> np.ndarray:
-    """The weight of a head on keys other than those it rests on, which win at far more points than others do."""
+    """Return the weight of a head on keys other than its resting keys, which win at far more points than others."""
     wins = np.bincount(weights.argmax(axis=1), minlength=weights.shape[1])
     winning = wins[wins > 0]
     resting = wins > 2.5 * np.median(winning)
@@ -154,7 +157,7 @@ class Symptom:
     Attributes
     ----------
     name, evidence, remedy, where : str
-        The signature, the observation that shows it, the parameter to change, and the point.
+        The signature, the observation that shows it, the advice which parameter to change, and the point.
     numbers : mapping
         The figures in the evidence and the remedy, by name.
 
@@ -221,7 +224,7 @@ def _underflow(evidence: Evidence) -> Symptom | None:
 
 
 def _uniform(evidence: Evidence) -> Iterator[Symptom]:
-    """Find attention that is all but uniform, without a target."""
+    """Find attention that is nearly uniform, without a target."""
     shares = []
     for weights in evidence.seen.heads:
         entropy = -(weights * np.log(np.maximum(weights, 1e-300))).sum(axis=1)
@@ -243,7 +246,7 @@ def _local(evidence: Evidence) -> Iterator[Symptom]:
     rest, at_seam = evidence.elsewhere, evidence.at_seam & ~evidence.at_end
     for inside, name, place, remedy in (
         (evidence.at_end, "boundary artefacts", "within a cell of the ends of the box", _end_remedy),
-        (at_seam, "seams between heads", "where one head hands over to the next", _seam_remedy),
+        (at_seam, "seams between heads", "where one head takes over from another", _seam_remedy),
     ):
         if not inside.any() or not rest.any():
             continue
@@ -259,7 +262,7 @@ def _local(evidence: Evidence) -> Iterator[Symptom]:
 
 
 def _end_remedy(softness: float, log_excess: float) -> str:
-    """Advise k anchors beyond each end: the weight e^{−βh²k²} of the last one is below eps/error."""
+    """Advise k anchors beyond each end, such that the weight e^{−βh²k²} of the last one is below eps/error."""
     pad = math.ceil(math.sqrt(log_excess / softness))
     return f"let anchors reach {pad} spacings beyond the box (pad), or raise beta {max(2.0, 3 / softness):.2g}-fold"
 
@@ -273,7 +276,7 @@ def _seam_remedy(softness: float, log_excess: float) -> str:
 
 
 def _soft(evidence: Evidence) -> Symptom | None:
-    """Find diffuse attention or drift: keys do not win, and errors at their peaks fall when scores are sharpened."""
+    """Find diffuse attention or drift. Keys do not win, and errors at their peaks fall when scores are sharpened."""
     if evidence.peak >= WINS:
         return None
     peaks = np.unique(np.concatenate([head.argmax(axis=0)[_winners(head)] for head in evidence.seen.heads]))
@@ -324,7 +327,7 @@ def _oscillation(evidence: Evidence) -> Symptom | None:
 
 
 def _factor(heads: list[np.ndarray]) -> float:
-    """The least power of 2 by which scores must grow for the median key to win: softmax(r·s) ∝ wʳ, exactly."""
+    """Return the smallest power of 2 by which scores must grow for the median key to win: softmax(r·s) ∝ wʳ exactly."""
     for factor in FACTORS:
         sharp = []
         for weights in heads:

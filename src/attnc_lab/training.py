@@ -1,6 +1,6 @@
 """Small attention models with free weights, trained on the tasks that the constructions solve.
 
-This module imports torch; measurements import this module when they run.
+This module imports torch, so measurements import it only when they run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 class Heads(nn.Module):
     """Σ_h softmax(z W_Q^h (E W_K^h)ᵀ) E_v W_V^h for queries z: multi-head attention over p free tokens E.
 
-    It is the layer of the theorems with every number free. In a construction E holds the anchors, and W_K contains β.
+    It is the layer of the theorems with all numbers free. In a construction E holds the anchors, and W_K contains β.
     """
 
     def __init__(self, d_query: int, num_keys: int, d_out: int, *, num_heads: int = 1, d_token: int = 4) -> None:
@@ -52,7 +52,7 @@ class Heads(nn.Module):
 
 
 class ClippedTokens(nn.Module):
-    """The truncated-linear task: token i of n becomes the query (w_i·x_i + t_i, 1) of `Heads`."""
+    """A model of the truncated-linear task. Token i of n becomes the query (w_i·x_i + t_i, 1) of `Heads`."""
 
     def __init__(self, num_tokens: int, width: int, num_keys: int, num_heads: int = 1) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class ClippedTokens(nn.Module):
 
 
 def seeded(seed: int, number: int) -> None:
-    """Seed torch's random numbers for the training of this number."""
+    """Seed torch's random numbers for training number `number`."""
     torch.manual_seed(2**16 * seed % 2**32 + number)
 
 
@@ -84,7 +84,10 @@ def train(
     watch: Callable[[int], None] = lambda step: None,
     watch_every: int = 1,
 ) -> None:
-    """Minimise squares on fresh batches, the rate falling to 0 along a cosine. Call `watch` on the way and at last."""
+    """Minimise squares on new batches.
+
+    The learning rate falls to 0 along a cosine. Call `watch` at times and at the end.
+    """
     parameters = list(model.parameters())
     chosen: torch.optim.Optimizer = torch.optim.Adam(parameters, lr=rate)
     if optimiser == "sgd":
@@ -128,7 +131,7 @@ class SequenceModel(nn.Module):
         z = self.first(z, z, z, need_weights=False)[0]
         if self.has_softmax:
             logits = self.last(z.flatten(1))
-            z = logits.shape[1] * torch.softmax(logits, dim=-1)  # 1 on average; only a scale
+            z = logits.shape[1] * torch.softmax(logits, dim=-1)  # the factor makes the mean 1
         else:
             z = self.last(z, z, z, need_weights=False)[0].flatten(1)
         out: Tensor = self.mix_out(z)

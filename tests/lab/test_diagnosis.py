@@ -170,7 +170,7 @@ def test_multihead_attention_without_a_target() -> None:
         (CODE, {}, "give the target"),
         (CODE, {"target": attnc.as_target("x+y", [(0, 1)] * 2)}, "2 variables"),
         (torch.nn.Linear(1, 1), {"target": LINE}, "must return"),
-        (Selection(1.0), {}, "Give points"),
+        (Selection(1.0), {}, "give points"),
         (Selection(1.0), {"target": LINE, "points": [[math.nan]]}, "finite"),
         (Selection(1.0), {"target": LINE, "eps": 0.0}, "eps must be"),
         (Selection(1.0), {"target": attnc.as_target("(sin(x), x)", [(-3, 3)])}, "2 numbers per point"),

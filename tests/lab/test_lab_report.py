@@ -168,7 +168,7 @@ def test_tables_of_another_kind_are_refused(folder: Path, tmp_path: Path) -> Non
     with pytest.raises(InputError, match="no experiment of"):
         report(tmp_path)
     (tmp_path / "selection.csv").write_text("kind,p\nmap,8\n")
-    with pytest.raises(FileError, match="not what this version measures"):
+    with pytest.raises(FileError, match="does not fit this version"):
         report(tmp_path)
 
 

@@ -44,7 +44,7 @@ MAX_LINKS = 2**24
 """Maximum number of entries of all affine maps together. An entry takes 24 bytes with its index: 400 MB in all."""
 FINEST_PROOF = 1e-9
 """The smallest eps for a proof. With exact gates the bound is the remainder of the proof alone. A smaller eps takes
-more time and does not improve what is known about the gates."""
+more time and shows nothing new about the gates."""
 LAYERED_PROOF_SECONDS = 1.0
 """Time limit, in seconds, for a proof through several layers that are not ReLUs. Its enclosures are wide, so more time
 helps little."""

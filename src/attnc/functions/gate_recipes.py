@@ -67,7 +67,7 @@ GateRecipe = ExactKeys | TwoLines | PickedValue | Decay | FittedKeys
 
 
 def has_two_keys(recipe: GateRecipe | None) -> bool:
-    """Whether two keys are enough, whatever error is asked for."""
+    """Whether two keys are enough for every requested error."""
     return isinstance(recipe, TwoLines) or (isinstance(recipe, ExactKeys) and len(recipe.slopes) == 2)
 
 

@@ -189,9 +189,9 @@ def nearest(kernel: Kernel, neighbours: int, resolution: float) -> Program:
     """
     rows = kernel.prompt.rows
     if rows > MAX_NAMED:
-        raise InputError(f"neighbours have one-hot names: at most {MAX_NAMED} examples, asked for {rows}")
+        raise InputError(f"neighbours have one-hot names: at most {MAX_NAMED} examples, found {rows}")
     if not 1 <= neighbours <= rows:
-        raise InputError(f"the prompt has room for 1 to {rows} neighbours, asked for {neighbours}")
+        raise InputError(f"the number of neighbours is 1 to {rows}, the rows of the prompt; found {neighbours}")
     if not resolution > 0:
         raise InputError(f"the resolution of squared distances is positive, found {resolution!r}")
     beta = CLEAR_SCORE * (rows + 1) / resolution

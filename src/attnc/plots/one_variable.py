@@ -1,5 +1,4 @@
-"""Pictures of a network along lines: outputs, the error with the bound on both sides, and the weights of every
-layer."""
+"""A network along lines: outputs, the error with the bound on both sides, and the weights of every layer."""
 
 from __future__ import annotations
 

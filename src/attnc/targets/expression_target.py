@@ -70,7 +70,7 @@ class ExpressionTarget(Target):
             return np.nan_to_num(up(steps.sum(axis=2), self.box.d), nan=np.inf, posinf=np.inf)
 
     def enclosure(self, cells: Interval) -> Interval:
-        """Intersect the interval range with mean value forms about the corners where the extremes are likeliest.
+        """Intersect the interval range with mean value forms about the corners that most likely have the extremes.
 
         Along an axis on which the derivative keeps its sign, the extremes are at the ends, and nothing is lost. Along
         the others, f changes by at most Σ |∂_i f(cell)|·reach_i from the middle.

@@ -35,7 +35,7 @@ class FunctionTarget(Target, abc.ABC):
               min(lipschitz·|r|₂, hessian_bound·Σ r_i²/2) of f on the cell.
     Proof.    If(x) = Σ w_v f(v) with w ≥ 0, Σ w = 1, Σ w_v v = x: |f − If| ≤ L Σ w_v |x − v| ≤ L (Σ w_v |x − v|²)^½ =
               L (Σ_i (x_i − a_i)(b_i − x_i))^½. Axis by axis, f − I_1…I_d f = Σ_i I_1…I_{i−1}(f − I_i f), and linear
-              interpolation on an axis is off by at most M r_i²/2.
+              interpolation on an axis has an error of at most M r_i²/2.
     """
 
     fn: Callable[..., Any]

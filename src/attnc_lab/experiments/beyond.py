@@ -15,7 +15,7 @@ TASKS: dict[str, tuple[str, list[tuple[float, float]], tuple[str, ...]]] = {
     "wave": ("sin(x)+cos(y)", [(-3, 3)] * 2, ("max_affine", "spectral_grid", "compose")),
     "product": ("exp(sin(x)*y)", [(-1, 1)] * 2, ("max_affine", "spectral_grid", "compose")),
 }
-"""Function, box and constructions of each task; the papers' construction comes first."""
+"""The function, box and constructions of each task. The papers' construction comes first."""
 SAMPLED, SOLVED = (0.3, 0.1, 0.03, 0.01), (1e-1, 1e-2, 1e-3, 1e-4, 1e-6, 1e-8)
 COLOURS = {
     "max_affine": drawing.INK,
@@ -32,7 +32,7 @@ def cells(profile: str) -> list[Cell]:
         is_plane = len(box) > 1
         for method in methods:
             levels = SAMPLED if method == "max_affine" else SOLVED
-            count = len(levels) - (1 if is_plane and profile == "quick" else 0)  # the last would take minutes
+            count = len(levels) - (1 if is_plane and profile == "quick" else 0)  # the last level would take minutes
             found += sweep(task=task, construction=method, eps=levels[:count])
     return found
 

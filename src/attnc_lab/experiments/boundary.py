@@ -21,7 +21,8 @@ SHOWN = (1.0, 2.75, 8.0)
 CELLS = 32
 H = 2 / CELLS
 PLACES = {"inside": 0.5 * H, "near the end": 1 - 1.5 * H, "at the end": 1 - 0.5 * H}
-"""Where a steep place or a jump is: x in [−1, 1], each time in the middle of a cell, where it costs most."""
+"""The places of a steep transition or a jump: x in [−1, 1], always in the middle of a cell, where the error is
+largest."""
 STEEPNESS = (5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0)
 FINENESS = (8, 16, 32, 64, 128, 256)
 
@@ -42,7 +43,7 @@ def measure(cell: Cell, seed: int) -> list[Row]:
 
 
 def _heads(cell: Cell) -> list[Row]:
-    """Return the errors of heads that clip to [0, 1], in spacings: at every point, or the largest at each place."""
+    """Return the errors of heads that clip to [0, 1], in spacings: at every point, or the largest near each place."""
     s = cell["sentinels"]
     target = attnc.TruncatedLinear([1.0], 0.0, 0.0, 1.0, box=(-0.2, 1.2))
     built = attnc.constructions.truncated_linear_heads(
@@ -65,7 +66,7 @@ def _heads(cell: Cell) -> list[Row]:
 
 
 def _steep(place: str, k: float) -> Row:
-    """Return the largest errors of tanh(k(x − x0)) by a value per cell: within two cells of x0, and elsewhere."""
+    """Return the largest errors of tanh(k(x − x0)) with one value per cell: within two cells of x0, and elsewhere."""
     target = attnc.as_target(f"tanh({k!r}*(x-{PLACES[place]!r}))", {"x": (-1, 1)})
     built = attnc.constructions.max_affine(target, points_per_axis=CELLS, beta=64.0)
     x = np.union1d(np.linspace(-1, 1, 8001), np.clip(PLACES[place] + np.linspace(-2, 2, 4001) * H, -1, 1))
@@ -84,13 +85,13 @@ def _jump(place: str, P: int) -> Row:
 
 
 def _near_and_elsewhere(x: np.ndarray, x0: float, reach: float, errors: np.ndarray) -> Row:
-    """Return the largest errors within the reach of x0, and beyond it."""
+    """Return the largest errors within `reach` of x0, and beyond it."""
     near = np.abs(x - x0) <= reach
     return {"near": errors[near].max(), "elsewhere": errors[~near].max()}
 
 
 def leak(beta: np.ndarray, s: int) -> np.ndarray:
-    """r·e^{−β⌊(s+1)²/2⌋} spacings, r = (N−1)/2: the error of two heads at a seam."""
+    """Return the error of two heads at a seam, in spacings: r·e^{−β⌊(s+1)²/2⌋}, r = (N−1)/2."""
     return RADIUS * np.exp(-beta * ((s + 1) ** 2 // 2))
 
 
@@ -107,8 +108,8 @@ def judge(table: Table) -> Verdicts:
     yield Verdict(
         "Errors spike between head partitions (the failure signature), unless β is large enough or sentinels are many.",
         Status.CONSTANT.when(added.largest < 4 and hard["seam"] < 0.55 < soft["seam"]),
-        f"with one sentinel per side the seam is off by {soft['seam']:.2f} spacings at βΔ² = 1 (inside "
-        f"{soft['inside']:.2f}), by {hard['seam']:.2f} at 8. A seam adds {added:.2f} times "
+        f"with one sentinel per side the error at the seam is {soft['seam']:.2f} spacings at βΔ² = 1 (inside "
+        f"{soft['inside']:.2f}), and {hard['seam']:.2f} at 8. A seam adds {added:.2f} times "
         "(N−1)/2·e^(−βΔ²·⌊(s+1)²/2⌋), s = 1, 2, 3.",
         {"seam_soft": soft["seam"], "seam_hard": hard["seam"], "largest_ratio": added.largest},
     )
@@ -128,7 +129,7 @@ def judge(table: Table) -> Verdicts:
     yield Verdict(
         "Steep transitions cost their oscillation over half a cell, wherever they are.",
         Status.CONSTANT.when(off <= 1.02),
-        f"tanh(k(x−x₀)) is off by at most {off:.2f} times tanh(kh/2); the largest error is "
+        f"the error of tanh(k(x−x₀)) is at most {off:.2f} times tanh(kh/2); the largest error is "
         f"{listed('{1:.3f} {0}', by_place)}: the boundary is not special.",
         {"ratio": off, **{place.replace(" ", "_"): value for place, value in by_place.items()}},
     )
@@ -156,7 +157,7 @@ def draw(table: Table, picture: drawing.Figure) -> None:
     for i, seam in enumerate(SEAMS):
         first.axes.axvline(seam, color=drawing.GREY, lw=1, ls=":", label="seams" if i == 0 else None)
     first.axes.axhline(0.5, color=drawing.INK, lw=1.2, ls="--", label="theory: ½, hard selection")
-    second.label("what a seam adds", "βΔ²", "difference from one head, in spacings", log="y")
+    second.label("error that a seam adds", "βΔ²", "difference from one head, in spacings", log="y")
     fine = np.linspace(0.5, 12, 100)
     for s, colour, marker in ((1, drawing.ORANGE, "^"), (2, drawing.GREEN, "D"), (3, drawing.BLUE, "o")):
         rows = table.where(kind="seam", sentinels=s)

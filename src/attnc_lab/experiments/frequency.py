@@ -34,7 +34,7 @@ def measure(cell: Cell, seed: int) -> list[Row]:
 
 
 def oscillation(omega: np.ndarray) -> np.ndarray:
-    """max |sin(ωx) − sin(ωv)| over |x − v| ≤ h/2: 2 sin(ωh/4), and 2 from ωh = 2π on."""
+    """Return max |sin(ωx) − sin(ωv)| over |x − v| ≤ h/2. It is 2 sin(ωh/4), and 2 from ωh = 2π on."""
     return 2 * np.sin(np.minimum(omega * H / 4, math.pi / 2))
 
 
@@ -44,10 +44,10 @@ def judge(table: Table) -> Verdicts:
     ratio = error / oscillation(omega)
     largest, least = ratio.max(), ratio[omega * H < 1.5].min()
     yield Verdict(
-        "Within a cell of width h, a value per cell is off by the oscillation of f over h/2.",
+        "With one value per cell of width h, the error is the oscillation of f over h/2.",
         Status.CONSTANT.when(largest <= 1.02 and least > 0.5),
         f"the error is {least:.2f} to {largest:.2f} times 2·sin(ωh/4) below ωh = 1.5, and never more than "
-        f"{largest:.2f} times it: the oscillation bound is met with equality, but for the softness of the selection.",
+        f"{largest:.2f} times it: the oscillation bound holds with equality, except for the softness of the selection.",
         {"least_ratio": least, "largest_ratio": largest},
     )
     breaks, later = (omega[np.argmax(found > 0.5)] * H / math.pi for found in (error, later_error))
@@ -55,13 +55,13 @@ def judge(table: Table) -> Verdicts:
         "A target that varies fast within a cell cannot be approximated (the break condition).",
         Status.HOLDS.when(0.1 < breaks < 1),
         f"the error passes half the amplitude at ωh = {breaks:.2f}·π, about {2 / breaks:.0f} cells per period, and "
-        "reaches twice the amplitude: the output then has nothing to do with the target.",
+        "reaches twice the amplitude: the output is then unrelated to the target.",
         {"breaks_at": breaks},
     )
     resolved = omega * H < math.pi / 3
     gain = np.median(error[resolved] / later_error[resolved])
     yield Verdict(
-        "Solved values (beyond the papers) break later, and are far more accurate before.",
+        "Solved values (beyond the papers) fail at a higher frequency, and are far more accurate below it.",
         Status.CONSTANT.when(later > breaks and gain > 100),
         f"with the same {P} anchors and solved values the error passes half the amplitude at ωh = {later:.2f}·π (two "
         "anchors per period are 1·π; some anchors lie beyond the ends), and below ωh = π/3 it is "
@@ -92,7 +92,7 @@ def draw(table: Table, picture: drawing.Figure) -> None:
 ABOUT = About(
     7,
     "Frequency of the target at a fixed grid",
-    "At which frequency does a fixed partition fail, and is the error what the oscillation bound says?",
+    "At which frequency does a fixed partition fail, and does the error equal the oscillation bound?",
     "|out − f| ≤ ω_f(h/2) = 2·sin(ωh/4) for sin(ωx), at most 2; ωh/2 to first order.",
     "2504.19901: mechanism 2, break condition (high frequency within a cell), mechanism 3, failure signature "
     "oscillations",

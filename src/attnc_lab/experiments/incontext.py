@@ -13,7 +13,7 @@ START = np.zeros(FEATURES)
 """Every descent starts from these weights."""
 HEADS = (1, 2, 3, 4)
 EPSILONS = tuple(2.0**-k for k in range(5, 11))
-"""ε of the difference heads, whose scores are ε times residuals."""
+"""The values of ε of the difference heads. Their scores are ε times residuals."""
 COLOURS = dict(zip(HEADS, (drawing.ORANGE, drawing.YELLOW, drawing.GREEN, drawing.BLUE), strict=True))
 
 
@@ -29,7 +29,7 @@ def regression(seed: int, which: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 
 def curvatures(X: np.ndarray) -> tuple[float, float]:
-    """Return L and μ: the eigenvalues of XᵀX lie in [μ, L], with room for rounding."""
+    """Return L and μ such that the eigenvalues of XᵀX lie in [μ, L], with a margin for rounding."""
     values = np.linalg.eigvalsh(X.T @ X)
     return float(values[-1] * (1 + 1e-12)), float(values[0] * (1 - 1e-12))
 
@@ -86,7 +86,7 @@ def measure(cell: Cell, seed: int) -> list[Row]:
 
 
 def _sequence(seed: int) -> list[Row]:
-    """Measure one program that makes STEPS on the first task, then STEPS on the second from where the first ended."""
+    """Measure one program that makes STEPS steps on the first task, then STEPS steps on the second from there."""
     tasks = [regression(seed, which) for which in (0, 1)]
     path = attention_path([plan_of(X, y, heads=4, steps=STEPS) for X, y in tasks], tasks)
     exact = exact_path(*tasks[0], START, STEPS)
@@ -109,7 +109,7 @@ def judge(table: Table) -> Verdicts:
     yield Verdict(
         "One attention layer makes one step of gradient descent.",
         Status.CONSTANT.when(single.is_within("error", "gradient_bound") and abs(laws[1].exponent - 2) < 0.3),
-        f"the gradient is off by less than its proven bound; by O(ε²) with one pair of heads (exponent {laws[1]}) and "
+        f"the error of the gradient is below its proven bound: O(ε²) with one pair of heads (exponent {laws[1]}) and "
         f"O(ε⁴) with two ({laws[2]}), whose leading terms cancel.",
         {"one_head": laws[1].exponent, "two_heads": laws[2].exponent},
     )
@@ -118,7 +118,7 @@ def judge(table: Table) -> Verdicts:
     later = depth.above("step", 0)
     ratio = (later.column("difference") / np.maximum(later.column("predicted"), 1e-300)).max()
     yield Verdict(
-        "Depth T: T layers make T steps, and errors do not pile up (an open question of the paper: stability of "
+        "Depth T: T layers make T steps, and errors do not accumulate (an open question of the paper: stability of "
         "stacked steps).",
         Status.HOLDS.when(ratio <= 1.0001),
         f"over {STEPS} steps the iterates stay within {listed('{1:.1e} ({0})', worst)} of exact gradient descent with "

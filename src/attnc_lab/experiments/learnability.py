@@ -13,11 +13,11 @@ from attnc_lab.measuring import lattice, middles
 
 SIDE = 3.0
 PER_AXIS = {2: 8, 3: 5}
-"""Centres per axis of the construction; the trained head has as many keys."""
+"""Number of centres per axis of the construction. The trained head has as many keys as the construction."""
 START_BETA = 3.0
-"""βh² of the construction that training starts from: a partition, not so hard that no gradient is left."""
+"""βh² of the construction that training starts from. It gives a partition, but is soft enough to leave a gradient."""
 TRAINING = {"adam": ("adam", 2e-2), "sgd": ("sgd", 5e-2), "from construction": ("adam", 5e-3)}
-"""Optimiser and first rate of each kind of training."""
+"""The optimiser and the first learning rate of each kind of training."""
 COLOURS = {"adam": drawing.BLUE, "sgd": drawing.GREEN, "from construction": drawing.ORANGE}
 
 
@@ -27,7 +27,7 @@ def cells(profile: str) -> list[Cell]:
 
 
 def target(x: Any, lib: Any) -> Any:
-    """sin x + cos y, and in three dimensions + sin(x)·z/3."""
+    """Return sin x + cos y, plus sin(x)·z/3 in three dimensions."""
     found = lib.sin(x[..., 0]) + lib.cos(x[..., 1])
     return found if x.shape[-1] == 2 else found + lib.sin(x[..., 0]) * x[..., 2] / 3
 
@@ -67,7 +67,7 @@ def measure(cell: Cell, seed: int) -> list[Row]:
 
 
 def _state(head: Any, test: np.ndarray, L: np.ndarray, h: float) -> Row:
-    """Return norms, temperature, how one-hot attention is, errors, and how far keys are from the centres."""
+    """Return norms, temperature, the mean largest weight, errors, and the distances of keys from the centres."""
     import torch
 
     from attnc_lab.training import with_one
@@ -96,7 +96,7 @@ def _state(head: Any, test: np.ndarray, L: np.ndarray, h: float) -> Row:
 
 
 def _matched(found: np.ndarray, L: np.ndarray) -> float:
-    """Return the mean distance of the found centres from the constructed ones, matched so that it is least."""
+    """Return the mean distance between found and constructed centres, under the matching that minimises it."""
     from scipy.optimize import linear_sum_assignment
 
     distances = np.linalg.norm(found[:, None] - L, axis=-1)
@@ -125,7 +125,7 @@ def judge(table: Table) -> Verdicts:
         "A trained head increases the norms of W_Q and W_K to sharpen its partition.",
         Status.HOLDS.when(grown.least > 1.2),
         f"with Adam |W_Q|·|W_K| ends at {grown:.2f} times its start (2-D), and βh² at "
-        f"{Span.of(adam.column('beta')):.2f}: far below the {START_BETA:g} from which one would speak of selection.",
+        f"{Span.of(adam.column('beta')):.2f}: far below the {START_BETA:g} at which selection begins.",
         {**grown.numbers("growth"), "beta": adam.column("beta").mean()},
     )
     gap = {kind: np.median(last.where(kind=kind, d=2).ratio("rms", "rms_constructed")) for kind in TRAINING}
@@ -133,8 +133,8 @@ def judge(table: Table) -> Verdicts:
         "Other weights than the construction's approximate as well or better.",
         Status.CONSTANT.when(gap["adam"] < 1),
         f"rms errors relative to hard selection with as many cells, in 2-D: Adam {gap['adam']:.3f}, SGD "
-        f"{gap['sgd']:.3f}, started from the construction {gap['from construction']:.3f}. A value per cell wastes what "
-        "a soft head can do.",
+        f"{gap['sgd']:.3f}, started from the construction {gap['from construction']:.3f}. One value per "
+        "cell does not use all that a soft head can do.",
         {kind.replace(" ", "_"): value for kind, value in gap.items()},
     )
     drift, moved = kept.column("distance").max(), Span.of(kept.column("beta"))

@@ -1,4 +1,4 @@
-"""Experiment 11: noisy inputs: the best temperature of the construction, and what a trained head does."""
+"""Experiment 11: noisy inputs: the best temperature of the construction, and the temperature of trained heads."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from attnc_lab.experiments.learnability import START_BETA
 from attnc_lab.measuring import middles, unproved
 
 OMEGA = 1.5
-"""f = sin(ωx), x uniform on [−π, π]: three half periods; anchors reach as far again beyond."""
+"""f = sin(ωx), x uniform on [−π, π]: three half periods. Anchors extend as far again beyond the ends."""
 REACH, PADDED = math.pi, 2 * math.pi
 P = 64
 H = 2 * PADDED / P
 SIGMAS = (0.05, 0.1, 0.2, 0.4, 0.6, 0.8)
 STARTS = ("random", "construction")
-"""Where training starts: from random weights, or from the construction at βh² = 3."""
+"""The start of training: random weights, or the construction at βh² = 3."""
 LEARNED = (0.0, 0.1, 0.2, 0.4, 0.8)
 BETAS = np.logspace(-1.6, 1.6, 33)
-"""βh² of the sweep."""
+"""The values of βh² in the sweep."""
 
 
 def cells(profile: str) -> list[Cell]:
@@ -48,7 +48,7 @@ def measure(cell: Cell, seed: int) -> list[Row]:
 
 
 def predicted_mse(beta: np.ndarray | float, sigma: float) -> np.ndarray:
-    """½(1 + a² − 2a·e^{−ω²σ²/2}) + ripple: smoothing by β multiplies f by a = e^{−ω²/4β}, noise by e^{−ω²σ²/2}.
+    """Return ½(1 + a² − 2a·e^{−ω²σ²/2}) + ripple. Smoothing by β multiplies f by a = e^{−ω²/4β}, noise by e^{−ω²σ²/2}.
 
     The ripple of a lattice is, with q = e^{−π²/βh²} and t = πω/βh, ½a²q²((1−e^{−t})² + (e^t−1)²).
     """
@@ -60,12 +60,12 @@ def predicted_mse(beta: np.ndarray | float, sigma: float) -> np.ndarray:
 
 
 def bayes(sigma: float) -> float:
-    """½(1 − e^{−ω²σ²}): the least error of any function of the noisy input (Bayes)."""
+    """Return ½(1 − e^{−ω²σ²}), the smallest error of any function of the noisy input (Bayes)."""
     return -0.5 * math.expm1(-((OMEGA * sigma) ** 2))
 
 
 def _trained(cell: Cell, sigma: float, seed: int) -> Row:
-    """Train one head of 64 free keys. Its β is read off the spread of its keys' slopes."""
+    """Train one head of 64 free keys. Its β follows from the spread of its keys' slopes."""
     import torch
 
     from attnc_lab.training import Heads, seeded, train, with_one
@@ -96,7 +96,7 @@ def _trained(cell: Cell, sigma: float, seed: int) -> Row:
 
 
 def best_beta(rows: Table) -> float:
-    """Return the β where the MSE is least, by a parabola over log β through the lowest point and its neighbours."""
+    """Return the β with the smallest MSE, by a parabola over log β through the lowest point and its neighbours."""
     logs, mse = np.log(rows.column("beta")), rows.column("mse")
     i = int(np.clip(mse.argmin(), 1, len(mse) - 2))
     a, b, _ = np.polyfit(logs[i - 1 : i + 2] - logs[i], mse[i - 1 : i + 2], 2)
@@ -155,7 +155,7 @@ def judge(table: Table) -> Verdicts:
         "With strong noise, training comes close to the best possible estimate.",
         Status.CONSTANT.when(np.median(excess) < 1.5),
         f"for σ ≥ {LEARNED[-2]:g} the MSE of trained heads is {Span.of(excess):.2f} times ½(1 − e^(−ω²σ²)); with "
-        f"little noise what training leaves undone decides, an MSE of {unexplained:.2g}.",
+        f"little noise the error that training leaves dominates, an MSE of {unexplained:.2g}.",
         {"median": np.median(excess), "largest": excess.max(), "without_noise": unexplained},
     )
 

@@ -15,14 +15,15 @@ from attnc_lab.measuring import errors_at
 
 SIZES = (1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 TRIALS = 8
-"""Random perturbations of each size, whose mean is shown."""
+"""Number of random perturbations of each size. Their mean is shown."""
 STEP = 1e-6
-"""The relative step of the central differences: near the cube root of the unit roundoff, where their error is least."""
+"""The relative step of the central differences. It is near the cube root of the unit roundoff, where their error is
+smallest."""
 COLOURS = {"hard clip": drawing.INK, "soft clip": drawing.BLUE, "partition": drawing.ORANGE, "solved": drawing.GREEN}
 
 
 def subjects() -> dict[str, tuple[attnc.Target, Callable[[attnc.Target], attnc.constructions.Built]]]:
-    """Three constructions of the papers, and one with solved values."""
+    """Return three constructions of the papers, and one with solved values."""
     clip = attnc.TruncatedLinear([1.0], 0.0, 0.0, 1.0, box=(0.0, 1.0))
     wave = attnc.as_target("sin(x)+cos(y)", [(-3, 3)] * 2)
     line = attnc.as_target("sin(x)", [(-3, 3)])
@@ -65,7 +66,7 @@ def measure(cell: Cell, seed: int) -> Iterator[Row]:
 
 
 def _slope(program: attnc.Program, step: np.ndarray, points: np.ndarray) -> np.ndarray:
-    """∂out/∂log|w_j| at the points, by a relative step of the number w_j alone."""
+    """Return ∂out/∂log|w_j| at the points, by a relative step of the number w_j alone."""
     return (perturbed(program, step)(points) - perturbed(program, -step)(points)) / (2 * STEP)
 
 

@@ -33,7 +33,7 @@ def measure(cell: Cell, seed: int) -> list[Row]:
 
 
 def with_rounding(length: np.ndarray) -> np.ndarray:
-    """0.062·Δ + 2u·max|x|: the input, and w·x + t − m, are rounded where |middle| is much larger than the range."""
+    """Return 0.062·Δ + 2u·max|x|. The second term is the rounding of the input and of w·x + t − m far from 0."""
     return SOFT_ERROR * length / (P - 1) + 2 * U32 * (FAR + length / 2)
 
 

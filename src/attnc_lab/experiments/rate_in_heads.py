@@ -1,4 +1,4 @@
-"""Experiment 2: the error of H heads that share the clipping, against H; and what heads save."""
+"""Experiment 2: the error of H heads that share the clipping, against H; and the parameters that heads save."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from attnc_lab.measuring import errors_at, sizes_of
 
 TOKENS = 10
 PER_HEAD = TOKENS - 2
-"""Anchors per head: two of its keys are sentinels."""
+"""Number of anchors per head. Two of its keys are sentinels."""
 HEADS = (1, 2, 4, 8, 16, 32)
 LEVELS = (1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5)
 UNIT = attnc.TruncatedLinear([1.0], 0.0, 0.0, 1.0, box=(-0.5, 1.5))
@@ -61,8 +61,8 @@ def judge(table: Table) -> Verdicts:
     yield Verdict(
         "Trained heads have the same rate in H.",
         Status.HOLDS.when(trained.low <= -1 <= trained.high and trained.high < 0),
-        f"the largest error of trained heads has the exponent {trained} in H. Gradient descent does not deal the range "
-        "out among heads; a few heads already reach what training reaches.",
+        f"the largest error of trained heads has the exponent {trained} in H. Gradient descent does not divide the "
+        "range among heads; more than a few heads do not help training.",
         {"exponent": trained.exponent},
     )
     one, many = (table.where(kind=kind) for kind in ("one head", "heads"))
@@ -90,7 +90,7 @@ def draw(table: Table, picture: drawing.Figure) -> None:
     ):
         left.points(table.where(kind=kind), "H", "max_error", name, colour, marker)
     left.whole_ticks(HEADS)
-    right.label("parameters at equal error, clip to [0, 1]", "error asked for, ε", "stored numbers", log="xy")
+    right.label("parameters at equal error, clip to [0, 1]", "requested error ε", "stored numbers", log="xy")
     for kind, colour, marker, power in (("one head", drawing.INK, "s", 1.0), ("heads", drawing.GREEN, "D", 0.5)):
         rows = table.where(kind=kind)
         eps, size = rows.column("eps"), rows.column("parameters")

@@ -10,17 +10,17 @@ from attnc_lab.experiment import About, Cell, Power, Row, Status, Table, Verdict
 from attnc_lab.measuring import sizes_of
 
 TOKENS, WIDTH, END, NORM = 50, 10, 25.0, 15.0
-"""The papers' setting: 50 tokens of width 10, clipped to ±25; w·x has a standard deviation of 15."""
+"""The papers' setting: 50 tokens of width 10, clipped to ±25. w·x has a standard deviation of 15."""
 HARD, SOFT = 60.0, 2.72
-"""β in units of Δ⁻²: nearly one-hot, and the one with the least error."""
+"""β in units of Δ⁻²: one that is nearly one-hot, and the one with the smallest error."""
 SOFT_ERROR = 0.062
 """The largest error at the best temperature, in spacings Δ."""
 SIZES = {"papers": (60, 70, 80, 90, 100, 110, 120), "decades": (8, 16, 32, 64, 128, 256, 512, 1024)}
-"""The numbers of anchors p: the papers' own, and two decades."""
+"""The numbers of anchors p: those of the papers, and two decades."""
 
 
 def target_of(seed: int, tokens: int = TOKENS, width: int = WIDTH) -> attnc.TruncatedLinear:
-    """clip(w_i·x_i + t_i, −25, 25) for each of the tokens."""
+    """Return clip(w_i·x_i + t_i, −25, 25) for each of the tokens."""
     rng = np.random.default_rng(seed)
     W = rng.normal(size=(tokens, width))
     W *= NORM / np.linalg.norm(W, axis=1, keepdims=True)
@@ -34,7 +34,7 @@ def sampled_inputs(target: attnc.TruncatedLinear, count: int, seed: int) -> np.n
 
 
 def inputs_at(target: attnc.TruncatedLinear, u: np.ndarray, seed: int) -> np.ndarray:
-    """Return inputs with these w·x + t; their parts orthogonal to w are random."""
+    """Return inputs with these w·x + t. Their parts orthogonal to w are random."""
     rest = np.random.default_rng([seed, 1]).normal(size=(*u.shape, target.W.shape[1]))
     square = (target.W**2).sum(axis=1)
     rest -= np.einsum("bnd,nd->bn", rest, target.W)[..., None] * target.W / square[:, None]
@@ -71,7 +71,7 @@ def _errors(target: attnc.TruncatedLinear, inputs: np.ndarray, errors: np.ndarra
 def train_clip(
     target: attnc.TruncatedLinear, keys: int, heads: int, batch_size: int, cell: Cell, seed: int
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """Train the same layer with every weight free, from random ones.
+    """Train the same layer with all weights free, from random weights.
 
     Returns new inputs that cover the range, the errors there, and the number of weights.
     """

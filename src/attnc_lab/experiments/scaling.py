@@ -1,4 +1,4 @@
-"""Experiment 8: long sequences, and many dimensions: a grid against a composition."""
+"""Experiment 8: long sequences; and many dimensions, by a grid and by a composition."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ LENGTHS = (50, 200, 1000, 4000, 10_000)
 HEADS = (1, 4)
 DIMENSIONS = tuple(range(2, 11))
 EPS, SIDE = 0.1, 2.0
-"""The accuracy asked of both, on [−2, 2]^D."""
+"""The requested accuracy of both, on [−2, 2]^D."""
 LIMITS = {"quick": 50_000, "full": 1_500_000}
-"""Anchors that a grid may have; beyond, its size is predicted."""
+"""Maximum number of anchors of a grid that is built. The size of larger grids is predicted."""
 
 
 def cells(profile: str) -> list[Cell]:
@@ -44,7 +44,7 @@ def measure(cell: Cell, seed: int) -> list[Row]:
 
 
 def chain(D: int) -> str:
-    """The mean of sin(x_i)·cos(x_{i+1}): every variable matters, two at a time."""
+    """Return the mean of sin(x_i)·cos(x_{i+1}). Every variable matters, two at a time."""
     return "(" + "+".join(f"sin(x{i})*cos(x{i + 1})" for i in range(D - 1)) + f")/{D - 1}"
 
 
@@ -55,7 +55,7 @@ def _sizes(built: attnc.constructions.Built, target: attnc.Target, seed: int) ->
 
 
 def _slopes(target: attnc.Target, seed: int) -> float:
-    """max Σ_i |∂f/∂x_i| over a sample: the change of f over a cube of half-width h/2, divided by h/2."""
+    """Return max Σ_i |∂f/∂x_i| over a sample: the change of f over a cube of half-width h/2, divided by h/2."""
     points = np.random.default_rng([seed, 2]).uniform(-SIDE, SIDE, (4000, target.box.d))
     steps = 1e-6 * np.eye(target.box.d)
     total = sum(np.abs(target(points + step) - target(points - step))[:, 0] / 2e-6 for step in steps)
@@ -63,7 +63,7 @@ def _slopes(target: attnc.Target, seed: int) -> float:
 
 
 def _length(n: int, H: int, seed: int) -> Row:
-    """Measure n tokens of width 10, each clipped by its own w; every head has n keys."""
+    """Measure n tokens of width 10, each clipped by its own w. Every head has n keys."""
     target = target_of(seed, n)
     if H == 1:
         built, anchors = attnc.constructions.truncated_linear(target, num_anchors=n, beta=HARD), n
@@ -98,9 +98,9 @@ def judge(table: Table) -> Verdicts:
     yield Verdict(
         "A grid needs a number of cells that is exponential in the dimension.",
         Status.CONSTANT.when(len(built) >= 2 and ratio.least > 0.1 and ratio.largest < 10),
-        f"(Λ₁·w/2ε)^D, Λ₁ = max Σ|∂f/∂x_i|, w = {2 * SIDE:g}, is the prediction; what is built up to D = "
-        f"{max(built.distinct('D'))} is {ratio:.2f} times that. It grows by a factor {factor:.0f} per dimension, to "
-        f"{grids[-1]['predicted']:.1e} at D = {DIMENSIONS[-1]}.",
+        f"(Λ₁·w/2ε)^D, Λ₁ = max Σ|∂f/∂x_i|, w = {2 * SIDE:g}, is the prediction; the grids built up to D = "
+        f"{max(built.distinct('D'))} have {ratio:.2f} times that. The number grows by a factor {factor:.0f} per "
+        f"dimension, to {grids[-1]['predicted']:.1e} at D = {DIMENSIONS[-1]}.",
         {**ratio.numbers("ratio"), "factor": factor},
     )
     composed = table.where(kind="compose")

@@ -1,4 +1,4 @@
-"""Experiment 4: what attention selects, from diffuse to one-hot, as the temperature falls."""
+"""Experiment 4: the selection by attention, from diffuse to one-hot, as the temperature falls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from attnc_lab.experiment import About, Cell, Row, Status, Table, Verdict, Verdi
 from attnc_lab.measuring import middles, unproved
 
 SHOWN = (0.01, 0.1, 1.0, 10.0, 100.0)
-"""β in units of Δ⁻², of the heat maps."""
+"""The β of the heat maps, in units of Δ⁻²."""
 SMALL, LARGE = 8, 64
 
 
@@ -22,7 +22,7 @@ def cells(profile: str) -> list[Cell]:
 
 
 def pattern(p: int, beta: float, x: np.ndarray) -> np.ndarray:
-    """The weights (x, anchors) of the head that clips to [0, 1]."""
+    """Return the weights (x, anchors) of the head that clips to [0, 1]."""
     target = attnc.TruncatedLinear([1.0], 0.0, 0.0, 1.0, box=(0.0, 1.0))
     built = attnc.constructions.truncated_linear(target, num_anchors=p, beta=beta)
     return unproved(target, built).run(x[:, None], cache=True).cache["clip.head0.pattern"][:, 0]
@@ -43,12 +43,12 @@ def measure(cell: Cell, seed: int) -> list[Row]:
 
 
 def hard_entropy(beta: np.ndarray) -> np.ndarray:
-    """π²/6β: the mean over x of the entropy of the two nearest anchors, whose scores differ by β(1−2r), 0 ≤ r ≤ ½."""
+    """Return π²/6β: the mean entropy over x of the two nearest anchors. Their scores differ by β(1−2r), 0 ≤ r ≤ ½."""
     return math.pi**2 / (6 * beta)
 
 
 def soft_entropy(beta: np.ndarray) -> np.ndarray:
-    """½ log(πe/β): of a Gaussian of variance 1/2β, in units of the spacing."""
+    """Return ½ log(πe/β): the entropy of a Gaussian of variance 1/2β, in units of the spacing."""
     return np.maximum(0.5 * np.log(math.pi * math.e / beta), 1e-9)
 
 

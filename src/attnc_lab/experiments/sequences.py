@@ -14,7 +14,7 @@ from attnc_lab.measuring import errors_at, sizes_of, unproved
 TOKENS, WIDTH = 20, 5
 """The papers' task: 20 tokens of width 5."""
 SMALL = (2, 3)
-"""Tokens of width 1 for which a grid of all inputs fits."""
+"""Numbers of tokens of width 1 for which a grid of all inputs fits into memory."""
 NAMES = {"two layers": "two_layer", "attention + softmax": "attention_softmax"}
 FINENESS = {2: (4, 8, 16, 32), 3: (3, 6, 12)}
 LEVELS = (1e-2, 3e-3, 1e-3, 3e-4)
@@ -29,7 +29,7 @@ def cells(profile: str) -> list[Cell]:
 
 
 def mixing(n: int, d: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """relu(W vec X + b): W mixes tokens and features, its rows have norm 1."""
+    """Return W and b of relu(W vec X + b). W mixes tokens and features, and its rows have norm 1."""
     rng = np.random.default_rng([seed, n, d])
     W = rng.normal(size=(n * d, n * d))
     return W / np.linalg.norm(W, axis=1, keepdims=True), 0.2 * rng.normal(size=n * d)
@@ -153,7 +153,7 @@ def draw(table: Table, picture: drawing.Figure) -> None:
                 style = "--" if n == 2 else ":"
                 left.law(rows, "P", "bound", f"theory: its bound, n = {n}", drawing.GREY, style)
     left.whole_ticks((3, 4, 6, 8, 12, 16, 32))
-    middle.label("the 20×5 task by one layer (relu_network)", "ε asked for", "largest error", log="xy")
+    middle.label("the 20×5 task by one layer (relu_network)", "requested ε", "largest error", log="xy")
     rows = table.where(kind="relu network")
     middle.law(rows, "eps", "eps", "theory: ≤ ε")
     middle.points(rows, "eps", "bound", "proven", drawing.BLUE, "s", is_open=True)

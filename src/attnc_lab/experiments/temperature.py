@@ -13,7 +13,7 @@ from attnc_lab.measuring import middles, unproved
 
 ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-8}
 LEAST = {"float64": 1075 * math.log(2), "float32": 150 * math.log(2), "bfloat16": 134 * math.log(2)}
-"""exp(−t) is 0 for t beyond this: half the least subnormal."""
+"""exp(−t) is 0 for t beyond this, where it is below half the smallest subnormal."""
 P, HARD = 64, 60.0
 SIZES = (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 COLOURS = {"float64": drawing.BLUE, "float32": drawing.GREEN, "bfloat16": drawing.ORANGE}
@@ -30,7 +30,7 @@ def measure(cell: Cell, seed: int) -> list[Row]:
     dtype, p, beta = cell["dtype"], cell["p"], cell["beta"]
     target = attnc.TruncatedLinear([1.0], 0.0, 0.0, 1.0, box=(0.0, 1.0))
     made = "float64" if dtype == "float64" else "float32"
-    with np.errstate(over="ignore"):  # the theorem's own bound, where it overflows
+    with np.errstate(over="ignore"):  # the theorem's own bound may overflow
         built = attnc.constructions.truncated_linear(target, num_anchors=p, beta=beta, dtype=made)
     x, network = _points(p), unproved(target, built)
     if dtype == "bfloat16":
@@ -52,7 +52,7 @@ def _points(p: int) -> np.ndarray:
 
 
 def _in_bfloat16(network: attnc.Network, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Run the torch module with bfloat16 weights and sums; the attention weights are those of scores in bfloat16."""
+    """Run the torch module with bfloat16 weights and sums. The attention weights come from scores in bfloat16."""
     import torch
 
     module = network.to_torch().to(torch.bfloat16)
@@ -64,22 +64,22 @@ def _in_bfloat16(network: attnc.Network, x: np.ndarray) -> tuple[np.ndarray, np.
 
 
 def _zeros(x: np.ndarray, p: int, beta: float, dtype: str) -> float:
-    """The share of anchors whose weight is below half the least subnormal, by the exact scores."""
+    """Return the share of anchors whose weight is below half the smallest subnormal, by the exact scores."""
     distance = np.abs(x[:, None] * (p - 1) - np.arange(p)) ** 2
     return (beta * (distance - distance.min(axis=1, keepdims=True)) > LEAST[dtype]).mean()
 
 
 def farthest(p: np.ndarray | float, u: float) -> np.ndarray:
-    """√(¼ + 6ur²), r = (p−1)/2, in spacings: the largest distance of a selected anchor.
+    """Return √(¼ + 6ur²), r = (p−1)/2: the largest distance of a selected anchor, in spacings.
 
-    Scores of size 3βr² are off by δ ≤ 3uβr² each; the nearest anchor is at ρ ≤ ½, and one at D may win if
-    β(D² − ρ²) ≤ 2δ.
+    The error of a score of size 3βr² is δ ≤ 3uβr². The nearest anchor is at ρ ≤ ½, and one at D may win if β(D² − ρ²) ≤
+    2δ.
     """
     return np.sqrt(0.25 + 6 * u * ((np.asarray(p, float) - 1) / 2) ** 2)
 
 
 def ideal(beta: np.ndarray) -> np.ndarray:
-    """The error in exact arithmetic, in spacings: max over y of |Σ w_k k − y|, from an end to far inside."""
+    """Return the error in exact arithmetic, in spacings: max over y of |Σ w_k k − y|, from an end to far inside."""
     y = np.linspace(0, 6, 12_001)[:, None]
     anchors = np.arange(19)
     found = []
@@ -107,8 +107,8 @@ def judge(table: Table) -> Verdicts:
         "A higher β risks numerical underflow.",
         Status.HOLDS.when(gap < 0.02),
         f"the share of weights that are exactly 0 is the predicted one within {gap:.1e} in float64 and float32, and up "
-        f"to {by_beta.column('zeros').max():.3f}. But it does no harm: scores are shifted by their maximum, so what "
-        f"underflows did not count; at β = 10⁸ float32 has an error of {single:.4f} spacings at most.",
+        f"to {by_beta.column('zeros').max():.3f}. But it does no harm: scores are shifted by their maximum, so weights "
+        f"that underflow did not count; at β = 10⁸ float32 has an error of {single:.4f} spacings at most.",
         {"gap": gap, "float32_error": single},
     )
     broken = {dtype: by_size.where(dtype=dtype).above("max_error", 1).distinct("p") for dtype in ROUNDOFF}
@@ -122,7 +122,7 @@ def judge(table: Table) -> Verdicts:
         "Each arithmetic breaks where rounded scores let a wrong anchor win, at p ≈ 1 + √(1/2u), whatever β is.",
         Status.CONSTANT.when(first > 0 and not broken["float64"] and ratio.largest <= 1),
         f"predicted p = {limits['bfloat16']:.0f} in bfloat16, {limits['float32']:,.0f} in float32, "
-        f"{limits['float64']:.1e} in float64. Measured: bfloat16 is off by more than a spacing from p = {first} on, "
+        f"{limits['float64']:.1e} in float64. Measured: the error in bfloat16 exceeds a spacing from p = {first} on, "
         f"with {ratio:.2f} times the predicted error; float32 {single_breaks}.",
         {"bfloat16_first": first, **predicted, "largest_ratio": ratio.largest},
     )
@@ -153,7 +153,7 @@ def draw(table: Table, picture: drawing.Figure) -> None:
 ABOUT = About(
     5,
     "Temperature and numerical stability",
-    "How does the error depend on β from 1 to 10⁸, what underflows, and where does each precision break?",
+    "How does the error depend on β from 1 to 10⁸, which weights underflow, and where does each precision fail?",
     "Scores have size 3βr², r = (p−1)/2, so rounding lets an anchor win that is √(¼ + 6ur²) spacings "
     "away, whatever β is; half a spacing in exact arithmetic at hard β. Weights below half the least subnormal are "
     "0: β(d² − d_min²) > 745 in float64, 104 in float32, 93 in bfloat16.",

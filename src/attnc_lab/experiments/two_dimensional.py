@@ -1,4 +1,4 @@
-"""Experiment 9: sin(x) + cos(y) by the explicit single-head weights; by cross-attention; in L₂; on smaller domains."""
+"""Experiment 9: sin(x) + cos(y) by explicit single-head weights, by cross-attention, in L₂, and on smaller domains."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _row(net: attnc.Network) -> Row:
 
 
 def _partition(eps: float) -> list[Row]:
-    """Return the output at points of the square, and the key that has the largest weight there."""
+    """Return the output at points of the square, and the key with the largest weight there."""
     net = attnc.compile(TEXT, [(-3, 3)] * 2, eps, construction="max_affine")
     points = lattice(np.linspace(-3, 3, 61), 2)
     made = net.run(points, cache=True)
@@ -96,7 +96,7 @@ def judge(table: Table) -> Verdicts:
 
 def draw(table: Table, picture: drawing.Figure) -> None:
     first, second, third, fourth = drawing.panels(picture, 4, width=5.2, height=4.1, rows=2)
-    first.label("error against ε", "ε asked for", "error", log="xy")
+    first.label("error against ε", "requested ε", "error", log="xy")
     eps = np.array([0.01, 0.5])
     first.theory(eps, eps, "theory: ≤ ε")
     for kind, colour, marker in (("self", drawing.BLUE, "o"), ("cross", drawing.GREEN, "D")):
