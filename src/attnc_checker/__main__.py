@@ -16,7 +16,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser("attnc_checker", description="Re-prove the error bound of a saved network.")
     parser.add_argument("net", help="the folder of a saved network")
     parser.add_argument("--json", action="store_true", help="print the verdict as a JSON object")
-    parser.add_argument("--processes", type=int, default=None, help="how many to use (default: one for each core)")
+    parser.add_argument("--processes", type=int, default=None, help="number of processes (default: one per core)")
     chosen = parser.parse_args(arguments)
     if chosen.processes is not None and chosen.processes < 1:
         parser.error(f"--processes is {chosen.processes}, and must be 1 or more")
@@ -33,7 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
             for verdict in verdicts:
                 _tell(verdict)
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader has seen enough; Python would complain again at exit
+    except BrokenPipeError:  # the reader closed the pipe; Python would complain again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return max(verdict.exit_code for verdict in verdicts)
 

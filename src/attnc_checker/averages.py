@@ -8,14 +8,14 @@ A − v0 = N/D with N = Σ w_k u_k e^{α_k·t}, D = Σ w_k e^{α_k·t}. As |e^y 
 and D alike with δ_j and R_D, for u_k = 1. By Jensen's inequality D ≥ D₋ = δ_0 exp(−Σ_i |δ_{e_i}|/δ_0). For any
 polynomial Q
     |A − v0 − Q| = |N − Q·D|/D ≤ (Σ_j |(ν − Q·δ)_j| + ‖Q‖₁·R_D + R_N)/D₋,
-and long division of ν by δ gives a good Q, with ν − Q·δ left over. If values move, v_k(c + t) = v_k(c) + V_k·t, the
-moments of V_k times t are added to ν, and |u_k| + |V_k|·r stands for |u_k|.
+and long division of ν by δ gives a good Q, with the remainder ν − Q·δ. If values depend on x, that is
+v_k(c + t) = v_k(c) + V_k·t, the moments of V_k times t are added to ν, and |u_k| + |V_k|·r replaces |u_k|.
 
 Theorem (rounding).  On the box p_k ≤ share_k = w_k e^{ρ_k}/D₋. If computed weights are off by e^{±y_k} and, with
 τ_k = e^{y_k} − 1, T ≥ Σ p_k τ_k, T < 1, then the average by computed weights is within Σ p_k τ_k |v_k − A|/(1 − T)
-of A, and these weights are at most share_k (1 + τ_k)/(1 − T). No weights move an average by more than values are
-apart, which is all that is known where T ≥ 1. The sum is convex in A: with the slopes of Q where values
-move, and |A − v0| ≤ a for the rest, it is largest at v0 ± a. A mean G = Σ p_k g_k over the box is near its value
+of A, and these weights are at most share_k (1 + τ_k)/(1 − T). No weights move an average by more than the largest
+distance of two values; this is the only bound if T ≥ 1. The sum is convex in A: with the slopes of Q where values
+depend on x, and |A − v0| ≤ a for the rest, it is largest at v0 ± a. A mean G = Σ p_k g_k over the box is near its value
 G_0 at the centre: with the weights q_k = w_k/δ_0 there and z_k = α_k·t, |z_k| ≤ ρ_k,
     |G − G_0| = |Σ w_k (g_k − G_0)(e^{z_k} − 1)|/D
               ≤ (Σ_i |Σ_k q_k (g_k − G_0) α_ki r_i| + Σ q_k |g_k − G_0|(e^{ρ_k} − 1 − ρ_k))·δ_0/D₋.
@@ -36,11 +36,11 @@ from attnc_checker.rounding import INFINITE, Arithmetic
 from attnc_checker.vectors import Row, Vector, at, minus, most, row_of, swing, total
 
 FAR = 60
-"""Keys whose scores are behind by more than this on a whole box are left out there: e^−60 is counted for each."""
+"""Keys whose scores are behind by more than this on a whole box are left out there. Each counts with weight e^−60."""
 
 
 class Average:
-    """A head, or those of its keys that are `kept`, in balls: rows of vectors. `dropped` bounds the others' effect.
+    """A head, or only its keys `kept`, in balls: rows of vectors. `dropped` bounds the effect of the other keys.
 
     Along the axis i, key k has the slope axes[i][places[k][i]].
     """
@@ -68,10 +68,10 @@ class Average:
         self.places = [tuple(map(dict.__getitem__, numbers, row)) for row in zip(*slopes, strict=True)]
 
     def without_far(self, box: Box, arithmetic: Arithmetic) -> Average:
-        """Without keys that are far behind on all of the box, if those are many.
+        """Return the head without keys that are far behind on the whole box, if there are many.
 
-        Let their weights, with the part that engines may keep of each, be `mass` ≤ 1/16 together, and |v| ≤ V. They
-        move A by 2·mass·V, and its sums by less than 6·mass·V.
+        Let the sum of their weights, as engines may keep them, be `mass` ≤ 1/16, and |v| ≤ V. They move A by at most
+        2·mass·V, and its sums by less than 6·mass·V.
         """
         _, gaps, _ = self.gaps(box, arithmetic)
         kept = [k for k, gap in zip(self.kept, gaps, strict=True) if not gap > FAR]
@@ -82,11 +82,11 @@ class Average:
         return Average(self.head, self.inputs, kept, dropped)
 
     def _score_errors(self, box: Box, arithmetic: Arithmetic, middles: Sequence[arb]) -> Vector:
-        """Errors of scores, up to a part that all keys share.
+        """Bound the errors of scores, up to a part that all keys share.
 
         An error e_j of the query adds e_j·(parts_kj − middle_j), for any middle_j. Every partial sum of n terms is
-        at most (Σ|terms| + |s|)/2, and the last is s. So additions cost
-        v((n − 2)(Σ|terms| + |s|)/2 + |s|), where rounded terms, and s with all its errors, stand for exact ones.
+        at most (Σ|terms| + |s|)/2, and the last is s. So additions cost v((n − 2)(Σ|terms| + |s|)/2 + |s|). Here the
+        terms are the rounded ones, and s includes all its errors.
         """
         reach, n, addends = box.reach, self.head.n, self.head.addends
         v, grown = arithmetic.unit(n), 1 + arithmetic.gamma(n)
@@ -100,7 +100,7 @@ class Average:
         return errors + ((terms + score) * (arb(addends - 2) / 2) + score) * v
 
     def gaps(self, box: Box, arithmetic: Arithmetic) -> tuple[int, Vector, Vector]:
-        """(j, g, y): s_j is largest at the centre; computed weights are p̂_k ≤ e^{−g_k} p̂_j on the box, and off by y."""
+        """Return (j, g, y): s_j is largest at the centre, and on the box computed p̂_k ≤ e^{−g_k} p̂_j are off by y."""
         scores = at(self.scores, box.centre)
         j = max(range(len(scores)), key=lambda k: scores[k].mid())
         swings, lead = swing(minus(self.scores, row_of(self.scores, j)), box.half), scores[j] - scores
@@ -110,13 +110,13 @@ class Average:
         return j, lead - swings - off - off[j], off
 
     def model(self, box: Box, m: int, arithmetic: Arithmetic) -> dict[int, tuple[Poly, arb]]:
-        """For every output (polynomial, error): the average as computed is within the error of the polynomial."""
+        """Return (polynomial, error) for every output. The computed average is within `error` of the polynomial."""
         d, linear = len(box.centre), [variable(i, len(box.centre)) for i in range(len(box.centre))]
         scores = at(self.scores, box.centre)
         top = most(scores)
         w = (scores - top).each(arb.exp)
         means = [(w @ slopes / total(w)).mid() for slopes in self.scores[1:]]
-        shifts = [  # α_i·r_i, for every slope there is
+        shifts = [  # α_i·r_i, for every slope
             [(x - mean) * r for x in axis] for axis, mean, r in zip(self.axes, means, box.half, strict=True)
         ]
         values = [w * column for rows in self.values.values() for column in rows]
@@ -132,16 +132,16 @@ class Average:
         bends, moves = q * (grown - rho - 1), [q * shift for shift in moves]
 
         def mean_at_most(terms: Vector) -> arb:
-            """Σ p_k terms_k on the box, by the theorem on means."""
+            """Bound Σ p_k terms_k on the box, by the theorem on means."""
             mean = q @ terms
             moved = total(abs(x @ terms - mean * delta[key] / delta[0]) for x, key in zip(moves, linear, strict=True))
             return mean + growth * (moved + bends @ abs(terms - mean))
 
-        moved = 2 * most(rho)  # by which differences of scores may change on the box
+        moved = 2 * most(rho)  # the largest change of a difference of scores on the box
         errors = self._score_errors(box, arithmetic, [q @ column for column in self.parts])
         tau = arithmetic.weights(errors, top + moved - scores).each(arb.expm1)
         slack = 1 - mean_at_most(tau)
-        is_known = bool(slack > 0)  # else computed weights may be any
+        is_known = bool(slack > 0)  # otherwise nothing is known about computed weights
         computed = share * (tau + 1) / slack if is_known else Vector([arb(1)] * len(tau))
         found = {}
         for o, rows in self.values.items():
@@ -153,7 +153,7 @@ class Average:
             apart = at(rows, box.centre) - v0
             error = rest / least + norm(Q) * total(tail) + tail @ (abs(apart) + swing(rows, box.half))
             moving = [Q[key] for key in linear[: len(slopes)]]
-            swings = total(abs(V * r - x) for V, r, x in zip(rows[1:], box.half, moving, strict=False))  # of v_k − Q
+            swings = total(abs(V * r - x) for V, r, x in zip(rows[1:], box.half, moving, strict=False))  # for v_k − Q
             left = norm(Q) - total(map(abs, moving)) + error
             hull, sized = most(apart + swings) + most(swings - apart), INFINITE
             sizes = at(self.value_sizes[o], box.reach)
@@ -167,8 +167,11 @@ class Average:
 
 
 def _moments(columns: list[Vector], places: Sequence[tuple[int, ...]], shifts: list[list[arb]], m: int) -> list[Poly]:
-    """Σ_k g_k (α_k r)^j/j! for |j| ≤ m, of every column g. Keys that differ along the last axis only are added up
-    first, once for every power along it; then those that differ along the axis before it only; and so on."""
+    """Return Σ_k g_k (α_k r)^j/j! for |j| ≤ m and every column g.
+
+    Keys that differ only along the last axis are added up first, once for every power along it. Then follow keys that
+    differ only along the axis before it, and so on.
+    """
     d, names = len(shifts), [(c, 0) for c in range(len(columns))]
     sums: Sequence[tuple[tuple[int, ...], Sequence[arb]]] = sorted(
         zip(places, zip(*columns, strict=True), strict=True), key=lambda pair: pair[0]
@@ -189,14 +192,14 @@ def _moments(columns: list[Vector], places: Sequence[tuple[int, ...]], shifts: l
 
 
 def _powers(x: arb, m: int) -> list[arb]:
-    """x^n/n! for n ≤ m, by products: Arb has no powers of balls around 0."""
+    """Return x^n/n! for n ≤ m, by products, since Arb has no powers of balls around 0."""
     return [*itertools.accumulate(range(1, m + 1), lambda y, n: y * x / n, initial=arb(1))]
 
 
 def _quotient(nu: Poly, delta: Poly, m: int, d: int) -> tuple[Poly, arb]:
-    """Q, its coefficients exact numbers, by long division up to degree m; and above Σ_j |(ν − Q·δ)_j|."""
+    """Return Q, with exact coefficients, by long division up to degree m, and an upper bound on Σ_j |(ν − Q·δ)_j|."""
     quotient, left, rest, end = {}, dict(nu), arb(0), above(m, d)
-    sizes = [*itertools.accumulate(map(abs, reversed(delta.values())))][::-1]  # of δ from here on, sorted by degree
+    sizes = [*itertools.accumulate(map(abs, reversed(delta.values())))][::-1]  # Σ|δ_j| from here on, sorted by degree
     for key in delta:
         q = quotient[key] = (left[key] / delta[0]).mid()
         for (j, x), size in zip(delta.items(), sizes, strict=True):

@@ -1,4 +1,4 @@
-"""The leaves of a proof as they are stated. That they cover the box is checked with integers only."""
+"""The leaves of a proof as the certificate states them. Integer arithmetic checks that they cover the box."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import NamedTuple
 from attnc_checker.files import BadFile, Refused, require, typed
 
 MAX_LEVEL = 128
-"""Most halvings of the box along each axis: a finer cell is narrower than the last place of its ends."""
+"""Largest number of halvings of the box along each axis. A finer cell is narrower than the last place of its ends."""
 MAX_ORDERS = (24, 20, 12, 8)
-"""Highest Taylor orders in one, two, three and more variables: beyond these a proof takes long and gains nothing."""
+"""Highest Taylor orders in one, two, three and more variables. They bound the time of a check; not tuned."""
 MAX_PRODUCTS = 2**24
-"""Most products of monomials when two polynomials are multiplied."""
+"""Largest number of products of monomials when two polynomials are multiplied. It bounds the time; not tuned."""
 
 Ends = tuple[float, float]
 """The lower and the upper end of an interval."""
@@ -30,7 +30,7 @@ class Leaf(NamedTuple):
 
 
 def read_leaves(entries: object, d: int, sides: Iterable[int] = ()) -> tuple[Leaf, ...]:
-    """The leaves of a box in d variables, or of one variable that is unbounded on these sides."""
+    """Return the leaves of a box in d variables, or of one variable that is unbounded on these sides."""
     leaves = tuple(_leaf(entry, d) for entry in typed(entries, list, "leaves"))
     tails = sorted(leaf.order for leaf in leaves if leaf.cell is None)
     if tails != sorted(sides):
@@ -40,7 +40,7 @@ def read_leaves(entries: object, d: int, sides: Iterable[int] = ()) -> tuple[Lea
 
 
 def _leaf(entry: object, d: int) -> Leaf:
-    """["taylor", order, level, i_1 … i_d], ["selection", level, …], alike "enclosure"; or ["tail", side]."""
+    """Read ["taylor", order, level, i_1 … i_d], ["selection", level, …], ["enclosure", level, …] or ["tail", side]."""
     if not isinstance(entry, list) or not entry or not all(type(x) is int for x in entry[1:]):
         raise BadFile(f"the leaf {entry!r:.60} is no list of a kind and whole numbers")
     (kind, *numbers), leaf = entry, f"the leaf {entry!r:.60}"
@@ -61,7 +61,7 @@ def _leaf(entry: object, d: int) -> Leaf:
 
 
 def _require_cover(cells: list[Cell], d: int) -> None:
-    """Cells that are distinct, none within another, and of volume one together, cover the box."""
+    """Refuse unless the cells cover the box: they are distinct, none lies within another, and their volume is one."""
     known, levels = set(cells), {level for level, _ in cells}
     require(len(known) == len(cells), "the leaves do not divide the box: a cell is stated twice")
     for level, index in cells:

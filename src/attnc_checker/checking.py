@@ -31,9 +31,9 @@ from attnc_checker.tables import by_rows, constants
 
 MAIN, CERTIFICATE = "certificate.json", re.compile(r"certificate\.[A-Za-z0-9_-]+\.json")
 PRECISION = 128
-"""Bits of Arb's numbers: 75 more than float64 has, which the longest sums here do not use up."""
+"""Bits of Arb's numbers: 75 more than float64 has. The longest sums here lose fewer than that."""
 MAX_SERIES = 64
-"""Most terms of Arb's power series: the highest order, 24, takes 34."""
+"""Largest number of terms of Arb's power series. The highest order, 24, needs 34."""
 ENGINE = "{dtype} evaluation in IEEE 754 arithmetic rounded to nearest: layer by layer or folded, sums in any order"
 BLOCKS = "except sums over up to 4096 keys: of 8 terms each, then of 8 of these sums, and so on"
 TRUNCATION = "if the engine leaves out keys that are far behind, that moves no output by more than {truncation:.3g}"
@@ -42,12 +42,12 @@ TAILS = "exact arithmetic beyond the core, where rounding grows with |x|"
 
 Progress = Callable[[int, int], None]
 Stored = tuple[Claim, object, dict[str, Tensor]]
-"""The claim, the structure of the network as config.json has it, and its weights."""
+"""The claim, the structure of the network as in config.json, and its weights."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """`bound` is the claimed bound, `reproved` the bound that was found here."""
+    """The result of a check. `bound` is the claimed bound, `reproved` the bound that was found here."""
 
     name: str
     proved: bool
@@ -63,7 +63,7 @@ class Verdict:
 
 
 def certificates(path: str | os.PathLike[str]) -> list[str]:
-    """The names of all certificates in the folder, certificate.json first, whether it is there or not."""
+    """Return the names of all certificates in the folder. certificate.json is first, even if it is missing."""
     names = (found.name for found in Path(path).glob("certificate.*.json"))
     return [MAIN, *sorted(name for name in names if CERTIFICATE.fullmatch(name))]
 
@@ -71,9 +71,9 @@ def certificates(path: str | os.PathLike[str]) -> list[str]:
 def check(
     path: str | os.PathLike[str], processes: int | None = None, progress: Progress | None = None, name: str = MAIN
 ) -> Verdict:
-    """Whether the certificate of a saved network is re-proved. No content of a file makes it raise.
+    """Check whether the certificate of a saved network can be re-proved. No content of a file makes it raise.
 
-    `name`: a certificate other than certificate.json is for the weights rounded to a second dtype.
+    If `name` is not certificate.json, the certificate is for the weights rounded to a second dtype.
     """
     started, where = time.monotonic(), os.path.join(path, name) if name != MAIN else os.fspath(path)
     verdict = Verdict(where, proved=False, reason="", exit_code=1, seconds=0.0)
@@ -90,7 +90,7 @@ def check(
         verdict = replace(verdict, reason=str(error), exit_code=error.exit_code)
     except Exception as error:  # whatever else happens, nothing was proved
         verdict = replace(verdict, reason=f"the check broke off: {type(error).__name__}: {error}")
-    reason = "".join(x if x.isprintable() else "?" for x in verdict.reason)  # files must not steer a terminal
+    reason = "".join(x if x.isprintable() else "?" for x in verdict.reason)  # no control characters of files
     return replace(verdict, reason=reason, seconds=time.monotonic() - started)
 
 
@@ -124,7 +124,7 @@ def read(folder: Path, name: str = MAIN) -> Stored:
 
 
 def proof_of(claim: Claim, structure: object, tensors: dict[str, Tensor]) -> Proof:
-    """The proof that the evidence of the claim calls for."""
+    """Return the proof that belongs to the kind of evidence in the claim."""
     evidence, arithmetic = claim.evidence, Arithmetic(claim.dtype)
     if isinstance(evidence, AtPoints):
         function = constants(evidence.rows[0][len(claim.ends) :])
@@ -158,7 +158,7 @@ def _prove(proof: Proof, stored: Stored, processes: int, progress: Progress | No
         found.append(error)
         if progress:
             progress(len(found), len(jobs))
-    require(len(found) == len(jobs), f"only {len(found)} of {len(jobs)} leaves were looked at")
+    require(len(found) == len(jobs), f"only {len(found)} of {len(jobs)} leaves were checked")
     return proof.conclude(found)
 
 

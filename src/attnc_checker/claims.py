@@ -1,4 +1,4 @@
-"""The claims of a certificate, as typed records: BadFile if a file cannot be read, Refused if it claims no proof."""
+"""The claims of a certificate as typed records. BadFile: a file cannot be read. Refused: it claims no proof."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NEEDED = "format weights_sha256 expression box dtype norm bound observed terms a
 BY_LEAVES, STAGED, AT_POINTS = "proof", "staged proof", "proof at the table's "
 INFINITE = ("-inf", "inf")
 LARGEST = "inf"
-"""The norm that is the largest error."""
+"""The name of the norm that is the largest error."""
 NORM = re.compile(r"[0-9]{1,3}(\.[0-9]{1,17})?")
 
 Rows = tuple[tuple[float, ...], ...]
@@ -23,7 +23,7 @@ Rows = tuple[tuple[float, ...], ...]
 
 @dataclass(frozen=True)
 class ByLeaves:
-    """Leaves that cover the box; `bounds` are those of each leaf, which only norms need."""
+    """Leaves that cover the box. `bounds` has a bound for each leaf, which only L_p norms need."""
 
     leaves: tuple[Leaf, ...]
     bounds: tuple[float, ...] | None
@@ -31,13 +31,13 @@ class ByLeaves:
 
     @property
     def encloses(self) -> bool:
-        """Whether its leaves are enclosures: all are, or none."""
+        """Whether its leaves are enclosures. Either all are, or none."""
         return self.leaves[0].kind == ENCLOSURE
 
 
 @dataclass(frozen=True)
 class AtPoints:
-    """The rows of a table: the variables, then the outputs."""
+    """The rows of a table. Each has the variables and then the outputs."""
 
     rows: Rows
 
@@ -48,7 +48,7 @@ class Claim:
 
     expression: str | None
     variables: tuple[str, ...]
-    ends: tuple[Ends, ...]  # of the box, or of the finite core of an infinite one
+    ends: tuple[Ends, ...]  # the ends of the box, or of the finite core of an infinite box
     sides: frozenset[int]  # the sides on which the one variable is unbounded: −1, 1
     bound: float
     dtype: str
@@ -111,7 +111,7 @@ def _evidence(
 
 
 def _ends(box: Object, core: Ends | None) -> tuple[tuple[Ends, ...], frozenset[int]]:
-    """Finite ends, and the sides that are infinite: then the box has one variable, whose finite part is `core`."""
+    """Return finite ends and the infinite sides. A box with an infinite side has one variable, with the ends `core`."""
     if core is None:
         ends, sides = tuple(typed(pair, Ends, f"box.{name}") for name, pair in box.items()), frozenset[int]()
     else:

@@ -1,7 +1,7 @@
 """Text → a list of steps, by a walk of Python's syntax tree that accepts a short list of nodes. No text is ever run.
 
-Numbers are exact: 0.1 is 1/10. A step is a rule of arithmetic with its operands: numbers of earlier steps (`Step`), and
-names or numbers of its own. Equal sub-expressions are one step. `evaluate` goes through the steps by any `Rules`.
+Numbers are exact: 0.1 is 1/10. A step is a rule of arithmetic with its operands: indices of earlier steps (`Step`), and
+names or numbers of its own. Equal sub-expressions are one step. `evaluate` computes the steps with any `Rules`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from attnc_checker.files import BadFile, require
 
 
 class Step(int):
-    """The number of a step."""
+    """The index of a step."""
 
 
 Smooth = str | fmpq
-"""A smooth function of one number: by its name, or a power by its exponent."""
+"""A smooth function of one number: its name, or the exponent of a power."""
 
 
 class Operation(NamedTuple):
@@ -37,7 +37,7 @@ class Operation(NamedTuple):
 
 
 class Function(NamedTuple):
-    """Operations by their numbers, each after those that it needs, and the numbers of the outputs."""
+    """Operations by index, each after those that it needs, and the indices of the outputs."""
 
     steps: dict[int, Operation]
     outputs: Sequence[int]
@@ -46,9 +46,9 @@ class Function(NamedTuple):
 V = TypeVar("V")
 """The values of an arithmetic."""
 MAX_LENGTH = 50_000
-"""Most characters of one text: attnc writes no longer definitions."""
+"""Largest number of characters of one text. attnc writes no longer definitions."""
 MAX_EXPONENT, MAX_BITS = 1000, 8192
-"""Exponents beyond the first are refused; constants of more bits than the second are not computed with exactly."""
+"""The largest exponent that is accepted, and the largest number of bits of constants that are computed exactly."""
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 TOKEN = re.compile(
     r"\s+|(?:[0-9]{1,400}(?:\.[0-9]{0,400})?|\.[0-9]{1,400})(?:[eE][+-]?[0-9]{1,3})?(?![A-Za-z0-9_.])"
@@ -74,7 +74,7 @@ def parse(text: object, variables: Sequence[str]) -> Function:
 
 
 class Reader:
-    """Collects the steps of texts, in which `names` stand for earlier steps."""
+    """Collects the steps of texts. `names` in a text refer to earlier steps."""
 
     def __init__(self, variables: Sequence[str]) -> None:
         self.steps: list[Operation] = []
@@ -84,7 +84,7 @@ class Reader:
         self.variables = {name: self.add("variable", i) for i, name in enumerate(variables)}
 
     def function(self, outputs: Sequence[Step]) -> Function:
-        """The steps that the outputs need."""
+        """Return the steps that the outputs need."""
         needed = set(outputs)
         for number in range(len(self.steps) - 1, -1, -1):
             if number in needed:
@@ -92,9 +92,9 @@ class Reader:
         return Function({number: self.steps[number] for number in sorted(needed)}, outputs)
 
     def parse(self, text: object, names: dict[str, Step] | None = None) -> list[Step]:
-        """The numbers of the outputs. Without `names` the text may use the variables, and names that it defines itself:
+        """Return the indices of the outputs.
 
-        "u = x*y; v = sin(u); u + v".
+        Without `names` the text may use the variables, and names that it defines: "u = x*y; v = sin(u); u + v".
         """
         definitions, outputs = list[str](), text
         if isinstance(text, str) and names is None:
@@ -145,7 +145,7 @@ class Reader:
         raise ValueError(f"{ast.unparse(node)[:40]!r} is not allowed here")
 
     def _arithmetic(self, operation: type[ast.operator], a: Step, b: Step) -> Step:
-        """Numbers are computed with exactly, so that x**(6/3) is x**2, unless they would grow large."""
+        """Add a step. Constants are computed exactly unless they grow large, so that x**(6/3) is x**2."""
         numbers = [
             x for i in (a, b) if self.steps[i].rule == "constant" for x in self.steps[i].given if type(x) is fmpq
         ]
@@ -154,7 +154,7 @@ class Reader:
         require(abs(exponent) <= MAX_EXPONENT, f"an exponent is beyond {MAX_EXPONENT}", ValueError)
         bits = abs(exponent) * sum(int(x.p).bit_length() + int(x.q).bit_length() for x in numbers)
         if len(numbers) == 2 and exponent.q == 1 and bits <= MAX_BITS:
-            with contextlib.suppress(ZeroDivisionError):  # left to the evaluation, which finds no bound
+            with contextlib.suppress(ZeroDivisionError):  # the evaluation then finds no bound
                 return self.add("constant", ON_NUMBERS[operation](*numbers))
         if is_power:
             return self.add("apply", exponent, a)
@@ -167,7 +167,7 @@ class Reader:
         return self.add("plus", a, b, 1 if operation is ast.Add else -1)
 
     def add(self, rule: str, *given: Step | Smooth | int) -> Step:
-        """A step by the method of `Rules` of this name."""
+        """Add a step by the method of `Rules` of this name, and return its index."""
         step = Operation(rule, given)
         if step not in self.places:
             self.places[step] = Step(len(self.steps))

@@ -1,4 +1,4 @@
-"""Files from strangers: strict JSON and safetensors, measured before anything of their size is made."""
+"""Files from untrusted sources: strict JSON and safetensors. Sizes are checked before memory is allocated for them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from types import UnionType
 from typing import Any, NamedTuple, TypeGuard, get_args
 
 MAX_JSON, MAX_WEIGHTS, MAX_HEADER = 2**26, 2**28, 2**24
-"""Most bytes that are read of a JSON file, of the weights, and of their header."""
+"""Largest numbers of bytes of a JSON file, of the weights, and of their header."""
 MAX_DIGITS = 20
-"""Most digits of a whole number: int64 has 19."""
+"""Largest number of digits of an integer. int64 has 19."""
 LETTERS = {"F64": "d", "F32": "f", "I32": "i", "I64": "q"}
 """The dtypes that are read, and their letters in `struct`."""
 
 
 Object = dict[str, object]
-"""A JSON object from a file, of which nothing is known yet."""
+"""A JSON object from a file that has not been checked yet."""
 KINDS = {float: "a number of float64", int: "a whole number", str: "a text", list: "a list", dict: "an object"}
 
 
@@ -37,7 +37,7 @@ class BadFile(Exception):
 
 
 def require(holds: bool, reason: str, error: type[Exception] = Refused) -> None:
-    """Refuse, for this reason, unless the condition holds. One with nan in it does not."""
+    """Raise the error for this reason unless the condition holds. A comparison with nan does not hold."""
     if not holds:
         raise error(reason)
 
@@ -48,7 +48,7 @@ class Tensor(NamedTuple):
     values: tuple[Any, ...]
 
     def rounded_to(self, dtype: str) -> Tensor:
-        """Floating-point numbers rounded to nearest, ties to even; others as they are."""
+        """Return the tensor with floats rounded to nearest, ties to even. Integers do not change."""
         if dtype == self.dtype or self.dtype not in ("F32", "F64"):
             return self
         letter = f"<{len(self.values)}{LETTERS[dtype]}"
@@ -60,7 +60,7 @@ class Tensor(NamedTuple):
 
 def read_bytes(path: Path, limit: int) -> bytes:
     try:
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # a pipe must not make us wait
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # opening a pipe must not block
             found = os.fstat(file.fileno())
             require(stat.S_ISREG(found.st_mode), f"{path} is not a regular file", BadFile)
             raw = file.read(limit + 1) if found.st_size <= limit else b""
@@ -76,7 +76,7 @@ def read_json(path: Path) -> Object:
 
 
 def parse_json(raw: bytes, name: str) -> Object:
-    """One object; no key twice, no NaN or Infinity, no number beyond float64 or of more than 20 digits."""
+    """Parse one object: no key twice, no NaN or Infinity, no number beyond float64, no integer over 20 digits."""
 
     def distinct(pairs: list[tuple[str, object]]) -> Object:
         require(len(dict(pairs)) == len(pairs), "an object states one key twice", ValueError)
@@ -103,7 +103,7 @@ def parse_json(raw: bytes, name: str) -> Object:
 
 
 def parse_safetensors(raw: bytes) -> dict[str, Tensor]:
-    """Eight bytes of length, a JSON header, then the tensors, which must fill the rest without gap or overlap."""
+    """Parse eight bytes of length, a JSON header, and the tensors, which must fill the rest without gap or overlap."""
     length = int.from_bytes(raw[:8], "little")
     if len(raw) < 8 or length > min(MAX_HEADER, len(raw) - 8):
         sizes = f"{length:,} of {len(raw):,} bytes"
@@ -137,14 +137,14 @@ def are_sizes(value: object) -> TypeGuard[list[int]]:
 
 
 def field(data: Object, name: str, kind: Any, where: str = "") -> Any:
-    """A field of the object `where` of the certificate, of this kind; None if it is missing and may be."""
+    """Return a field of this kind of the object `where` of the certificate, or None if it is optional and missing."""
     if name not in data and type(None) not in get_args(kind):
         raise BadFile(f"the certificate lacks {where + name!r}")
     return typed(data.get(name), kind, where + name)
 
 
 def typed(value: object, kind: Any, where: str) -> Any:
-    """The value, if it is of the kind: float, int, str, list, dict; a tuple of kinds, a list in JSON; `kind | None`."""
+    """Return the value if it is of the kind: float, int, str, list, dict, a tuple of kinds, or `kind | None`."""
     kinds = get_args(kind)
     if kind is Any or (value is None and type(None) in kinds):
         return value

@@ -1,4 +1,4 @@
-"""Closer bounds of rounding in float32 than by one count for all terms: in scores, and in sums over keys."""
+"""Sharper bounds on rounding in float32 than one count for all terms: in scores, and in sums over keys."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from flint import arb
 from attnc_checker.forms import ONE, SMALLEST, UNLIMITED, ZERO, Form, Head, combined, rounds, stacked, times
 
 MORE = arb(2) ** -26
-"""Roundings of float32 that are eight of float64."""
+"""Eight roundings of float64, in roundings of float32."""
 
 
 def finer(head: Head, q: dict[int, Form], projected: list[dict[int, Form]], num_tokens: int) -> Head:
-    """Take the roundings of scores in float32 apart by where they arise: in the query, in products and keys, in sums.
+    """Separate the roundings of scores in float32 by their origin: the query, products and keys, and sums.
 
-    `q` and `projected` are the forms of the query and of the keys, of which the head sees some of `num_tokens`.
-    Engines that compute parts of it in float64 are covered by MORE roundings of each.
+    `q` and `projected` are the forms of the query and of the keys. The head sees some of `num_tokens` tokens. MORE
+    roundings of each cover engines that compute parts in float64.
     """
     head = replace(head, depth=_depth_of_sums(num_tokens))
     if not all(b.is_constant for key in projected for b in key.values()):
@@ -32,7 +32,7 @@ def finer(head: Head, q: dict[int, Form], projected: list[dict[int, Form]], num_
 
 
 def _depth_of_sums(keys: int) -> int:
-    """Engines sum 8 keys, hidden ones too, then 8 of such sums, and so on, up to 4096 keys."""
+    """Return the depth of sums. Engines sum 8 keys, even hidden ones, then 8 of these sums, and so on, up to 4096."""
     depth = 0 if keys <= 4096 else UNLIMITED
     while keys > 1:
         depth, keys = depth + min(8, keys) - 1, -(-keys // 8)

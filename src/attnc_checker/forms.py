@@ -1,9 +1,9 @@
 """Affine forms in exact arithmetic, with the sizes and counts that bound their rounding.
 
-`sizes` is the same form made of absolute values. Any evaluation is within γ_n·sizes(|x|) of the form: layer by layer,
-every term of the sum meets n roundings at most. Where more than one map rounds (`maps`), engines may fold the constants
-first; the sum over x then comes last, and its terms are counted besides. Where a product may underflow, the smallest
-normal number is added to `sizes`: underflow costs at most u times that.
+`sizes` is the same form with absolute values. Any evaluation is within γ_n·sizes(|x|) of the form, since layer by layer
+every term of the sum is rounded at most n times. If more than one map rounds (`maps`), engines may fold the constants
+first. Then the sum over x comes last, and its terms are counted too. If a product may underflow, the smallest normal
+number is added to `sizes`: underflow costs at most u times that.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from attnc_checker.vectors import Row, Vector, total
 
 SMALLEST = {"float64": arb(2) ** -1022, "float32": arb(2) ** -126}
 UNLIMITED = 10**9
-"""More additions than any term of a sum passes through."""
+"""A number above the additions of any term of a sum."""
 Key = int | tuple[int, ...]
 """The variable of a term: ONE for the constant, i ≥ 0 for the input x_i, (layer, query, head, component) for an average
 that a head makes, and (layer, token, channel) for an entry that attention wrote in a deep program."""
 ONE = -1
 
 Terms = dict[Key, Any]
-"""Coefficients: rationals or balls, or vectors of them where a form stands for those of all keys of a head."""
+"""Coefficients: rationals or balls, or vectors of them if one form represents the forms of all keys of a head."""
 
 
 class Form(NamedTuple):
@@ -41,7 +41,7 @@ class Form(NamedTuple):
 
     @property
     def is_power_of_two(self) -> bool:
-        """An exact ±2^k, k ≥ 0: products with it are exact. (Those with 2^−k may underflow.)"""
+        """Whether this is an exact ±2^k, k ≥ 0. Products with it are exact. (Products with 2^−k may underflow.)"""
         q = self.terms.get(ONE, fmpq(0))
         return self.n == 0 and self.is_constant and q.q == 1 and int(abs(q.p)).bit_count() == 1
 
@@ -66,12 +66,12 @@ def dense(terms: Terms, inputs: Iterable[Key]) -> Row:
 
 
 def span(sizes: Terms, reach: Terms) -> Any:
-    """Σ |coefficient|·reach: the largest absolute value of a form, or a vector of them."""
+    """Return Σ |coefficient|·reach: the largest absolute value of a form, or a vector of them."""
     return total(abs(x) * reach[key] for key, x in sizes.items())
 
 
 def combined(parts: Iterable[tuple[fmpq | int, arb | Vector, Form]]) -> tuple[Terms, Terms]:
-    """Σ x·form, and Σ |x|·sizes: a part is (x, |x|, form)."""
+    """Return Σ x·form and Σ |x|·sizes. A part is (x, |x|, form)."""
     terms: Terms = {}
     sizes: Terms = {}
     for x, absolute, form in parts:
@@ -83,7 +83,7 @@ def combined(parts: Iterable[tuple[fmpq | int, arb | Vector, Form]]) -> tuple[Te
 
 
 def stacked(forms: list[Form]) -> Form:
-    """The forms of all keys as one, the coefficients of which are vectors."""
+    """Return the forms of all keys as one form, whose coefficients are vectors."""
 
     def columns(table: list[Terms], zero: fmpq | arb) -> Terms:
         keys = dict.fromkeys((ONE, *itertools.chain(*table)))
@@ -115,14 +115,14 @@ class Head:
     own: Terms
     slack: Vector
     n: int
-    depth: int = UNLIMITED  # the most additions that a term of its sums over keys passes through
-    addends: int = 0  # the terms of a score, if the rounding of their sum is not yet in `own`; else 0
+    depth: int = UNLIMITED  # the largest number of additions of a term in its sums over keys
+    addends: int = 0  # the number of terms of a score, if the rounding of their sum is not yet in `own`; otherwise 0
     query: tuple[Terms, ...] = ()
     parts: tuple[Vector, ...] = ()
 
     @classmethod
     def of(cls, scores: list[Form], values: dict[int, Form]) -> Head:
-        """All errors of scores are roundings of their terms."""
+        """Make a head in which all errors of scores are roundings of their terms."""
         whole = stacked(scores)
         return cls(whole, values, times(whole.n, whole.sizes), Vector([arb(0)] * len(scores)), whole.n)
 

@@ -1,6 +1,6 @@
 """Polynomials in τ ∈ [−1, 1]^d with balls for coefficients, and Taylor models of an expression.
 
-Such a polynomial stands for a function that is, at every τ, Σ_j c_j τ^j with some members c_j of the balls.
+Such a polynomial represents any function that is, at every τ, Σ_j c_j τ^j with some members c_j of the balls.
 A monomial τ^j is one integer: six bits for each j_i, and above them the total degree |j|. So the key of a product is
 the sum of the keys, and sorted keys are sorted by degree.
 """
@@ -20,11 +20,11 @@ from attnc_checker.ranges import Box, Range, Ranges, coefficients, hull
 Poly = dict[int, arb]
 """Coefficients by monomial."""
 BITS = 6
-"""Bits of one exponent: orders are at most 24, and products of two polynomials at most 48."""
+"""Bits of one exponent. Orders are at most 24, so a product of two polynomials has exponents up to 48."""
 MAX_HALVINGS = 10
-"""Most halvings of a cube along each axis: attnc's margins count on ten."""
+"""Largest number of halvings of a cube along each axis. attnc's margins rely on ten."""
 SMALL = arb(2) ** -20
-"""Coefficients below this part of the limit are moved into the constant one when a cube is halved."""
+"""Coefficients below this share of the limit are added to the constant when a cube is halved."""
 ANY, EVEN = arb(0, 1), arb(0.5, 0.5)
 
 
@@ -33,17 +33,17 @@ def variable(i: int, d: int) -> int:
 
 
 def above(m: int, d: int) -> int:
-    """Keys of degree ≤ m are those below this one."""
+    """Return the key below which are exactly the keys of degree ≤ m."""
     return (m + 1) << BITS * d
 
 
 def degree(key: int, i: int) -> int:
-    """The power of τ_i."""
+    """Return the power of τ_i in a monomial."""
     return key >> BITS * i & (1 << BITS) - 1
 
 
 def multiply(a: Poly, b: Poly, m: int, d: int) -> tuple[Poly, arb]:
-    """The product up to degree m, and above all absolute values of the rest."""
+    """Return the product up to degree m, and an upper bound on the absolute value of the rest."""
     product: Poly = {}
     end, rest, sorted_b = above(m, d), arb(0), sorted(b.items())
     sizes = [*accumulate(abs(y) for _, y in reversed(sorted_b))][::-1]  # of b from here on
@@ -64,13 +64,13 @@ def add(a: Poly, b: Poly, factor: arb | int = 1) -> Poly:
 
 
 def over(p: Poly, d: int) -> arb:
-    """Holds all values on [−1, 1]^d: a monomial of even powers lies in [0, 1], any other in [−1, 1]."""
+    """Return a ball that holds all values on [−1, 1]^d. Monomials of even powers are in [0, 1], others in [−1, 1]."""
     odd = sum(1 << BITS * i for i in range(d))
     return sum((x * (ANY if key & odd else EVEN if key else 1) for key, x in p.items()), arb(0))
 
 
 def largest(p: Poly, limit: arb, d: int) -> arb:
-    """Above |p| on [−1, 1]^d. The cube is halved where that may bring it down to the limit."""
+    """Return an upper bound on |p| on [−1, 1]^d. The cube is halved if that may bring the bound down to the limit."""
     pending, worst = [(p, 0)], arb(0)
     while pending:
         piece, depth = pending.pop()
@@ -87,7 +87,7 @@ def largest(p: Poly, limit: arb, d: int) -> arb:
 
 
 def _half(p: Poly, i: int, side: int, d: int) -> Poly:
-    """p with (τ_i + side)/2 for τ_i."""
+    """Return p with τ_i replaced by (τ_i + side)/2."""
     half: Poly = {}
     for key, x in p.items():
         n = degree(key, i)
@@ -99,17 +99,17 @@ def _half(p: Poly, i: int, side: int, d: int) -> Poly:
 
 @cache
 def _binomial(n: int, side: int) -> list[arb]:
-    """The coefficients of ((τ + side)/2)^n."""
+    """Return the coefficients of ((τ + side)/2)^n."""
     return [arb(math.comb(n, k) * side ** (n - k)) / 2**n for k in range(n + 1)]
 
 
 def norm(p: Poly) -> arb:
-    """Above all absolute values on [−1, 1]^d."""
+    """Return an upper bound on |p| on [−1, 1]^d: the sum of the absolute coefficients."""
     return sum(map(abs, p.values()), arb(0))
 
 
 class Model(NamedTuple):
-    """A function on a box: by a polynomial, and by where its values lie."""
+    """A function on a box: a polynomial, and the range of its values."""
 
     poly: Poly
     range: Range
@@ -122,7 +122,7 @@ class Models(Rules[Model]):
         self.box, self.m, self.d, self.ranges = box, m, len(box.centre), Ranges(box.sides)
 
     def model(self, poly: Poly, rest: arb, range_: Range) -> Model:
-        """A polynomial up to ±rest and a range, each made as narrow as the other allows."""
+        """Make a model from a polynomial up to ±rest and a range. Each narrows the other."""
         poly = poly | {0: poly[0] + rest * ANY}
         values = over(poly, self.d)
         if values.is_finite():
@@ -148,8 +148,8 @@ class Models(Rules[Model]):
     def apply(self, name: Smooth, a: Model) -> Model:
         """By Lagrange g(p + z) = Σ_{k<n} g_k(p) z^k + g_n(y) z^n with some y between p and p + z, both in the range.
 
-        The n ≤ m + 1 that leaves least open is taken. In Horner's rule, terms of degree > m − k that are cut while k
-        factors are yet to come are multiplied by at most ‖z‖^k in the end.
+        The n ≤ m + 1 with the smallest remainder is used. In Horner's rule, terms of degree > m − k that are cut off
+        with k factors still to come are multiplied by at most ‖z‖^k in the end.
         """
         p = a.poly[0].mid().max(a.range[0]).min(a.range[1])
         z = a.poly | {0: a.poly[0] - p}
@@ -175,8 +175,8 @@ class Models(Rules[Model]):
         return a if low >= 0 else b if high <= 0 else self.undecided(a, b, low, high)
 
     def undecided(self, a: Model, b: Model, low: arb, high: arb) -> Model:
-        """b + max(y, 0), low ≤ y = a − b ≤ high: with s = high/(high − low), 0 ≤ max(y, 0) − s·y ≤ −s·low as it is
-        convex."""
+        """Return b + max(y, 0) for low ≤ y = a − b ≤ high. With s = high/(high − low), convexity gives
+        0 ≤ max(y, 0) − s·y ≤ −s·low."""
         slope = high / (high - low)
         poly, rest = add(add({0: -low * slope / 2}, a.poly, slope), b.poly, 1 - slope), -low * slope / 2
         return self.model(poly, rest, self.ranges.maximum(a.range, b.range))
@@ -187,5 +187,5 @@ class Models(Rules[Model]):
 
 
 def models(function: Function, box: Box, m: int) -> list[Poly]:
-    """Each output as a polynomial in τ = (x − centre)/half, of degree m + 1."""
+    """Return each output as a polynomial in τ = (x − centre)/half, of degree m + 1."""
     return [model.poly for model in evaluate(function, Models(box, m + 1))]

@@ -1,11 +1,12 @@
-"""The leaves of a proof: how far the network, as computed, may be from the function on a box.
+"""The leaves of a proof: bounds on the distance of the computed network from the function on a box.
 
-taylor     The function by a Taylor model of degree m + 1, every head by its moment Taylor model of degree m.
-selection  Every head by the gaps between its scores: p_k ≤ e^{−g_k} p_j bounds A − v_j = Σ_k p_k (v_k − v_j).
-           Or, of a single head, f − A = Σ_k p_k (f − v_k) by where its keys can win: let the box X_k hold all points of
-           the box at which s_k ≥ s_l − g for all l. Outside of its X_k a key weighs e^{−g} at most, so
+taylor     The function has a Taylor model of degree m + 1, and every head its moment Taylor model of degree m.
+selection  The gaps between the scores of a head give p_k ≤ e^{−g_k} p_j, which bounds A − v_j = Σ_k p_k (v_k − v_j).
+           For a single head, f − A = Σ_k p_k (f − v_k) is also bounded by the places where its keys can win. Let the
+           box X_k hold all points of the box at which s_k ≥ s_l − g for all l. Outside X_k key k has a weight of at
+           most e^{−g}, so
                |f − A| ≤ max_k sup_{X_k} |f − v_k| + Σ_k min(e^{−g}, e^{−g_k}) sup |f − v_k|,
-           where keys with g_k > g need no X_k. The weights of near keys may be anything, so that errors of scores only
+           where keys with g_k > g need no X_k. This holds for any weights of near keys, so that errors of scores only
            widen the X_k and shrink the gaps.
 """
 
@@ -26,11 +27,11 @@ from attnc_checker.rounding import INFINITE, Arithmetic
 from attnc_checker.vectors import Row, Vector, at, minus, most, row_of, swing
 
 RANGE_ORDER = 4
-"""A function is compared with a value by Taylor polynomials of this order."""
+"""The order of the Taylor polynomials by which a function is compared with a value. Not tuned."""
 CROWD = 100
-"""With more near keys than this the parts of the box where each can win are not looked for: they would take long."""
+"""With more near keys than this, the parts of the box where each can win are not computed, to save time. Not tuned."""
 LEAK = 2e-4
-"""g is chosen so that the leak is about this part of the bound that is to be proved."""
+"""g is chosen so that the leak is about this share of the claimed bound."""
 
 
 @dataclass(frozen=True)
@@ -45,13 +46,13 @@ class Prover:
         return cls(stage, [Average(head, stage.inputs) for head in stage.heads], function, arithmetic)
 
     def within(self, region: Box) -> Prover:
-        """The same, for boxes in this region only."""
+        """Return a prover for boxes in this region only, which is faster."""
         return replace(self, heads=[head.without_far(region, self.arithmetic) for head in self.heads])
 
     def error(self, kind: str, order: int, box: Box, limit: arb) -> arb:
-        """Above sup |f − network| over all outputs; ArithmeticError or ValueError if there is no bound.
+        """Return an upper bound on sup |f − network| over all outputs. Raise ArithmeticError or ValueError if none.
 
-        Differences are examined more closely if that may bring them down to the limit.
+        Bounds on differences are refined if that may bring them down to the limit.
         """
         is_selection, errors = kind == SELECTION, []
         said = [
@@ -70,13 +71,13 @@ class Prover:
         return most(errors)
 
     def _without_affine(self, box: Box, m: int) -> list[Poly]:
-        """f − b − B·x for every output: the part that the heads have to approximate."""
+        """Return f − b − B·x for every output: the part that the heads have to approximate."""
         rows = [dense(form.terms, self.stage.inputs) for form in self.stage.affine]
         found = models(self.function, box, m)
         return [add(f, linear(row, box), -1) for f, row in zip(found, rows, strict=True)]
 
     def _won(self, o: int, f: Poly, box: Box, limit: arb) -> arb:
-        """Above |f − A| of a single head, by where its keys can win."""
+        """Return an upper bound on |f − A| of a single head, by the places where its keys can win."""
         reading = [head for head in self.heads if o in head.values]
         if len(reading) != 1:
             return INFINITE
@@ -97,7 +98,7 @@ class Prover:
         return worst + leak
 
     def distance(self, o: int, row: Row, box: Box, limit: arb) -> arb:
-        """Above |f − b − B·x − v − V·x| on the box; looked at more closely if that may bring it down to the limit."""
+        """Bound |f − b − B·x − v − V·x| on the box. The bound is refined if that may bring it down to the limit."""
         left = self._without_affine(box, RANGE_ORDER)[o]
         return largest(add(left, linear(row, box), -1), limit, len(box.centre))
 
@@ -108,7 +109,7 @@ def affine_rounding(stage: Stage, o: int, box: Box, arithmetic: Arithmetic) -> a
 
 
 def selected(head: Average, box: Box, arithmetic: Arithmetic) -> dict[int, tuple[Poly, arb]]:
-    """For every output (polynomial, error), as of `Average.model`: the value that wins at the centre, up to a ball."""
+    """Return (polynomial, error) for every output, as `Average.model`: the value that wins at the centre ± a ball."""
     (j, g, _), found = head.gaps(box, arithmetic), {}
     weights = (-g).each(arb.exp)
     for o, rows in head.values.items():
@@ -122,13 +123,13 @@ def selected(head: Average, box: Box, arithmetic: Arithmetic) -> dict[int, tuple
 
 
 def linear(row: Row, box: Box) -> Poly:
-    """row[0] + Σ_i row[i+1]·x_i as a polynomial in τ."""
+    """Return row[0] + Σ_i row[i+1]·x_i as a polynomial in τ."""
     d, row = len(box.centre), tuple(map(arb, row))
     return {0: at(row, box.centre)} | {variable(i, d): x * box.half[i] for i, x in enumerate(row[1:])}
 
 
 def _where_winning(leads: list[Row], slacks: list[arb], box: Box) -> Box | None:
-    """A box around the points of the box at which lead_l ≥ −slack_l for all l; None if there is none.
+    """Return a box around the points of the box at which lead_l ≥ −slack_l for all l, or None if there are none.
 
     With y = x − c, lead(c) + Σ_i D_i y_i ≥ −slack cuts axis i: D_i y_i ≥ −(slack + lead(c) + Σ_{n≠i} |D_n| r_n).
     """
@@ -150,11 +151,11 @@ def _where_winning(leads: list[Row], slacks: list[arb], box: Box) -> Box | None:
 
 
 def _largest_mean(values: Vector, weights: Vector) -> arb:
-    """Above Σ_k p_k d_k, where Σ p = 1, p_k ≤ weights_k·p_j and d_j = 0. For every μ ≥ 0,
+    """Return an upper bound on Σ_k p_k d_k, where Σ p = 1, p_k ≤ weights_k·p_j and d_j = 0.
 
-    Σ p_k d_k − μ = Σ p_k (d_k − μ) ≤ p_j (Σ_k weights_k max(0, d_k − μ) − μ),
+    For every μ ≥ 0, Σ p_k d_k − μ = Σ p_k (d_k − μ) ≤ p_j (Σ_k weights_k max(0, d_k − μ) − μ).
 
-    and the bracket vanishes for μ the mean of the largest d_k by these weights, with 0 by weight 1 among them.
+    The bracket vanishes if μ is the mean of the largest d_k by these weights, together with 0 of weight 1.
     """
     numerator, denominator = arb(0), arb(1)
     for d, w in sorted(zip(values, weights, strict=True), key=lambda pair: -pair[0].mid()):

@@ -2,9 +2,8 @@
 
     out_o(x) = b_o + B_o·x + Σ_h Σ_k p_hk(x)·(v_hko + V_hko·x),   p_h = softmax over k of c_hk + a_hk·x.
 
-Before the attention every entry of a state is an affine form of x, after it one of x and of the averages that heads
-write. Weights are dyadic rationals and forms are exact. Only entries that an output needs are made: dead tokens never
-matter.
+Before the attention every entry of a state is an affine form of x. After it, it is an affine form of x and of the
+averages that heads write. Weights are dyadic rationals and forms are exact. Only entries that an output needs are made.
 """
 
 from __future__ import annotations
@@ -21,7 +20,8 @@ from attnc_checker.forms import ONE, SMALLEST, ZERO, Form, Head, Key, Terms, com
 from attnc_checker.program import AffineLayer, AttentionLayer, Matrix, Program, SoftmaxLayer, Stream
 
 MAX_KEYS = 2**18
-"""Most keys of all heads together: a check of more would take minutes, and few stored numbers can make many keys."""
+"""Largest number of keys of all heads together. It bounds the time of a check: a small file can have many keys. Not
+tuned."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,15 +40,15 @@ def _affine(terms: Terms) -> Terms:
 
 
 class Reduction:
-    """Reduces a program to one stage, or says why it cannot.
+    """Reduces a program to one stage, or raises Refused with the reason.
 
-    A deep program is reduced stage by stage: an entry that attention wrote is an input of later stages, named by its
-    place (layer, token, feature), once its `reach` is known. Casting the inputs to float32 counts to the first stages
-    there, and not to the forms here.
+    A deep program is reduced stage by stage. An entry that attention wrote becomes an input of later stages, named by
+    its place (layer, token, feature), once its `reach` is known. There the cast of the inputs to float32 is counted in
+    the first stages, and not in the forms here.
     """
 
     def __init__(self, program: Program, reach: list[arb], is_deep: bool = False) -> None:
-        """`reach`: the largest |x_i| of the domain."""
+        """`reach` has the largest |x_i| of the domain."""
         self.program, self.dtype, self.is_deep = program, program.dtype, is_deep
         self.main, self.memory = program.main, program.memory
         self.reach: Terms = {ONE: arb(1), **dict(enumerate(reach))}
@@ -57,7 +57,7 @@ class Reduction:
         self.projected: dict[tuple[bool, int, int, int], dict[int, Form]] = {}
 
     def stage(self) -> Stage:
-        """The whole program; for a deep one, the part after its last proved stage."""
+        """Return the whole program as a stage, or for a deep program the part after its last proved stage."""
         last, width = len(self.main.layers), self.main.shapes[-1][1]
         return self.stage_of([self._entry(self.main, last, *divmod(o, width)) for o in range(self.program.num_outputs)])
 
@@ -76,7 +76,7 @@ class Reduction:
         return Stage([self._head(*head, read_by) for head, read_by in heads.items()], affine, self.inputs)
 
     def _entry(self, stream: Stream, i: int, token: int, feature: int) -> Form:
-        """One entry of the state after i layers."""
+        """Return one entry of the state after i layers."""
         place = (stream is self.main, i, token, feature)
         if place not in self.known:
             self.known[place] = self._make(stream, i, token, feature)
@@ -99,7 +99,7 @@ class Reduction:
         return self._entry(stream, i - 1, token, feature) if layer.residual else ZERO
 
     def written(self, i: int, token: int, feature: int) -> Form | None:
-        """The entry that attention writes, with the residual; None if no head writes there."""
+        """Return the entry that attention writes, with the residual, or None if no head writes there."""
         layer = self.main.layers[i - 1]
         if not isinstance(layer, AttentionLayer):
             return None
@@ -111,12 +111,12 @@ class Reduction:
         return self._sum(before + averages)
 
     def _input(self, x: int) -> Form:
-        """Points are float64 numbers."""
+        """Return the form of an input. Points are float64 numbers."""
         is_exact = self.is_deep or self.dtype == "float64"
         return unit(x) if is_exact else Form({x: fmpq(1)}, {x: arb(1), ONE: SMALLEST[self.dtype]}, 1)
 
     def _sum(self, pairs: list[tuple[Form, Form]]) -> Form:
-        """Σ a·b, where one of each pair is constant. Zeros, and products with powers of two, do not round."""
+        """Return Σ a·b, where one of each pair is constant. Zeros and products with powers of two do not round."""
         pairs = [(a, b) if b.is_constant else (b, a) for a, b in pairs if a.sizes and b.sizes]
         is_affine = all(b.is_constant for _, b in pairs)
         require(is_affine, "not a one-stage program: queries and keys of a head both depend on the input")
@@ -127,14 +127,14 @@ class Reduction:
         return self._underflowing(Form(*sums, n + roundings, maps + (roundings > 0)), products)
 
     def _underflowing(self, form: Form, products: arb | int) -> Form:
-        """The form with the loss of `products` to underflow: of numbers or, where engines fold, of coefficients."""
+        """Return the form with the loss of `products` by underflow, of numbers or (if engines fold) of coefficients."""
         if products != 0:
             for key in (ONE, *form.sizes.keys() - {ONE}):
                 form.sizes[key] = form.sizes.get(key, arb(0)) + products * SMALLEST[self.dtype]
         return form
 
     def _projected(self, stream: Stream, i: int, token: int, matrix: Matrix) -> dict[int, Form]:
-        """The token times the matrix, by columns; columns that are zero are left out."""
+        """Return the token times the matrix, by columns. Columns that are zero are left out."""
         place = (stream is self.main, i, token, id(matrix))  # many queries read the same keys
         if place not in self.projected:
             read = ([(constant(x), self._entry(stream, i, token, row)) for row, x in column] for column in matrix)
@@ -149,7 +149,7 @@ class Reduction:
         require(are_inputs, f"not a one-stage program: attention reads an entry that attention wrote{unproved}")
 
     def _head(self, i: int, query: int, h: int, outputs: dict[int, Form]) -> Head:
-        """`outputs`: the outputs that read the head."""
+        """Return the head. `outputs` are the outputs that read it."""
         layer = self.main.layers[i - 1]
 
         def head(scores: list[Form], values: list[dict[int, Form]]) -> Head:
@@ -175,7 +175,7 @@ class Reduction:
         return finer(found, q, keys, num_tokens) if self.dtype == "float32" else found
 
     def _read_out(self, output: Form, place: tuple[int, int, int], value: dict[int, Form], keys: int) -> Form:
-        """One key's value as it arrives in the output. The products of all keys with their weights may underflow."""
+        """Return the value of one key as it enters the output. The products of weights and values may underflow."""
         read: list[tuple[Key, Form]] = [((*place, e), form) for e, form in value.items() if (*place, e) in output.sizes]
         sums = combined((output.terms.get(key, 0), output.sizes[key], form) for key, form in read)
         products: Any = keys * sum(output.sizes[key] for key, _ in read)

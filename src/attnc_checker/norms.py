@@ -13,7 +13,7 @@ from attnc_checker.leaves import Prover
 from attnc_checker.proving import Proof, Subject
 
 LOOSE = 1.01
-"""The factor by which the bound found on a leaf may exceed the stated one: the bounds that are found are added up."""
+"""The factor by which the bound found on a leaf may exceed the stated one. The norm is summed from the found bounds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,9 +23,9 @@ class Integral(Subject):
     p: arb
 
     def found(self, n: int) -> float:
-        """A bound of ∫|f − network|^p over the leaf, in units of bound^p: powers of small bounds would underflow."""
+        """Bound ∫|f − network|^p over the leaf, in units of bound^p, since powers of small bounds would underflow."""
         leaf = self.leaves[n]
-        assert leaf.cell is not None  # norms are of bounded boxes, which have no tails
+        assert leaf.cell is not None  # norms need bounded boxes, which have no tails
         volume = math.prod((hi - lo for lo, hi in self.sides(leaf.cell)), start=fmpq(1))
         found = self.prove(leaf, self.bounds[n], LOOSE).upper()
         power = arb(volume) * (found / self.claim.bound) ** self.p if found > 0 else arb(0)
@@ -33,7 +33,7 @@ class Integral(Subject):
 
 
 def by_leaves(claim: Claim, evidence: ByLeaves, prover: Prover) -> Proof:
-    """The proof of a claim about the largest error, or about a norm."""
+    """Return the proof of a claim about the largest error or about an L_p norm."""
     if claim.norm == LARGEST:
         return Proof([Subject(claim, evidence.leaves, [claim.bound] * len(evidence.leaves), prover)])
     if evidence.bounds is None or len(evidence.bounds) != len(evidence.leaves):

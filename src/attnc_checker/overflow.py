@@ -1,7 +1,7 @@
-"""No number overflows. This includes numbers that no output needs: engines may multiply them by 0, and 0·∞ is nan.
+"""The check that no number overflows. It includes numbers that no output needs: engines may compute 0·∞, which is nan.
 
-Sizes go through the layers as |W|·sizes + |c|. The average of a head is at most its largest value. A variable counts as
-1 at least, so that the products of weights that engines fold do not overflow.
+Sizes go through the layers as |W|·sizes + |c|. The average of a head is at most its largest value. A variable counts
+with a size of at least 1, so that the products of weights that engines fold do not overflow.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from attnc_checker.program import AffineLayer, Matrix, Program, SoftmaxLayer, St
 from attnc_checker.vectors import most, total
 
 LARGEST = {"float64": arb(2) ** 1000, "float32": arb(2) ** 104}
-"""MAX_TOKENS terms below these do not add up to an overflow."""
+"""A sum of MAX_TOKENS terms below these numbers does not overflow."""
 
 
 def require_finite(program: Program, reach: Terms) -> None:
-    """`reach`: the largest absolute value of every variable."""
+    """Refuse if a number may overflow. `reach` has the largest absolute value of every variable."""
     _through(program, program.main, reach, _through(program, program.memory, reach, []))
 
 
 def _through(program: Program, stream: Stream, reach: Terms, memory: list[arb]) -> list[arb]:
-    """The largest absolute value of every feature of the last state, over all tokens."""
+    """Return the largest absolute value of every feature of the last state, over all tokens."""
     (tokens, width), first = stream.shapes[0], stream.first
     sizes = [most([arb(1), *(reach[first + t * width + f] for t in range(tokens))]) for f in range(width)]
     _require(program, [arb(0), *sizes])  # points are float64 numbers, which are cast to the dtype

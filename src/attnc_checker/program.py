@@ -11,20 +11,20 @@ from flint import fmpq
 from attnc_checker.files import BadFile, Refused, Tensor, are_sizes, require
 
 MAX_TOKENS = 2**21
-"""Most tokens or channels of one layer: `overflow.LARGEST` counts on sums of at most that many terms."""
+"""Largest number of tokens or channels of one layer. `overflow.LARGEST` relies on sums of at most as many terms."""
 MAX_LAYERS = 64
-"""Most layers of one stream: a file of a few bytes per layer could otherwise cost hours."""
+"""Largest number of layers of one stream. It bounds the time that a small file can cost; not tuned."""
 FLOATS, INTEGERS = {"float64": "F64", "float32": "F32"}, {"int32": "I32", "int64": "I64"}
 MATRICES, SEGMENTS = ("W_Q", "W_K", "W_V", "W_O"), ("query_segments", "key_segments")
 OWN = {"affine": {"weight", "constant"}, "attention": {"residual", "cross", "num_heads", "heads"}, "softmax": set()}
-"""The fields that a layer of each kind has besides those that all layers have."""
+"""The fields of each kind of layer, in addition to those of all layers."""
 SEEN_BY_ALL = -1
 """The segment of a key that every query sees."""
 
 Entry = tuple[int, int]
 """A token and a channel."""
 Matrix = list[list[tuple[int, fmpq]]]
-"""For every column the rows with a number other than 0, and that number."""
+"""For every column, its non-zero entries (row, number)."""
 
 
 @cache
@@ -45,7 +45,7 @@ class Mask(NamedTuple):
     keys: tuple[int, ...]
 
     def seen_by(self, query: int) -> list[int]:
-        """The tokens whose keys the query sees."""
+        """Return the tokens whose keys the query sees."""
         return [k for k, segment in enumerate(self.keys) if segment in (self.queries[query], SEEN_BY_ALL)]
 
 
@@ -80,10 +80,10 @@ class Stream(NamedTuple):
 
 
 class Program:
-    """The main stream, the memory, and the names under which a certificate speaks of the main stream's channels."""
+    """The main stream, the memory, and the names by which a certificate refers to channels of the main stream."""
 
     def __init__(self, structure: Any, tensors: dict[str, Tensor], d: int) -> None:
-        """`structure` is JSON from a file: nothing is known of it yet."""
+        """Read and check `structure`, which is JSON from a file."""
         self.tensors, self.unread = tensors, set(tensors)
         try:
             self._read(structure, d)
@@ -110,7 +110,7 @@ class Program:
         self.num_outputs = math.prod(self.main.shapes[-1])
         shape = structure["output_shape"]
         _need(are_sizes(shape) and math.prod(shape) == self.num_outputs > 0, "the output's shape")
-        _need(not self.unread, f"the tensors {sorted(self.unread)[:3]} belong nowhere")
+        _need(not self.unread, f"the tensors {sorted(self.unread)[:3]} belong to no layer")
 
     def _add_layer(self, stream: Stream, prefix: str, layer: Any) -> None:
         kind, where, width = layer["kind"], f"{prefix}.{layer['name']}", len(layer["channels"])
@@ -147,7 +147,7 @@ class Program:
         stream.shapes.append((tokens, width))
 
     def _tensor(self, name: str, shape: list[int], *dtypes: str) -> tuple[Any, ...]:
-        """The numbers of a tensor, floats or integers by its dtype."""
+        """Return the numbers of a tensor, floats or integers by its dtype."""
         _need(name in self.unread, f"the tensor {name!r} is missing")
         self.unread.discard(name)
         found = self.tensors[name]

@@ -19,21 +19,21 @@ from attnc_checker.tails import tail_error
 from attnc_checker.vectors import most
 
 PIECES = (16, 16, 64)
-"""Most pieces of a leaf in one, two, three variables, if it does not pass whole. A bound of all pieces is one of the
-leaf; attnc's margins count on these numbers."""
+"""Largest numbers of pieces of a leaf in one, two, three variables, if it does not pass as a whole. A bound on all
+pieces is a bound on the leaf. attnc's margins rely on these numbers."""
 FINE = 8
-"""In d variables, far keys are left out in cells down to the level FINE/d: finer ones would be too many to store."""
+"""In d variables, far keys are left out in cells down to the level FINE/d. Finer cells would be too many to store."""
 
 AT_ONCE = 16
-"""The leaves that a process is given at a time, and for which one more process is worth its start."""
+"""The number of leaves that a process gets at a time, and the number per process. Not tuned."""
 
 Job = tuple[int, int]
-"""The number of a subject, and the number of one of its leaves."""
+"""The index of a subject, and the index of one of its leaves."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """The whole network or one of its stages, which is claimed to be within a bound of a function on a box."""
+    """The whole network or one of its stages, with the claim that it is within a bound of a function on a box."""
 
     claim: Claim | StageClaim
     leaves: Sequence[Leaf]
@@ -42,7 +42,7 @@ class Subject:
     narrowed: dict[Cell, Prover] = field(default_factory=dict)
 
     def sides(self, cell: Cell) -> list[tuple[fmpq, fmpq]]:
-        """Exact rationals, as the ends of the box are float64 numbers."""
+        """Return the sides of a cell as exact rationals. The ends of the box are float64 numbers."""
         level, index = cell
         whole = [(exact(lo), (exact(hi) - exact(lo)) / 2**level) for lo, hi in self.claim.ends]
         return [(lo + i * width, lo + (i + 1) * width) for (lo, width), i in zip(whole, index, strict=True)]
@@ -51,7 +51,7 @@ class Subject:
         return Box.between(self.sides(cell))
 
     def near(self, cell: Cell) -> Prover:
-        """The prover for parts of the cell: on the way down to it, keys that are far behind are left out."""
+        """Return the prover for parts of the cell. Keys that are far behind on it or on a larger cell are left out."""
         level, index = cell
         above = (level - 1, tuple(i >> 1 for i in index))
         if level > FINE // len(index):
@@ -61,11 +61,11 @@ class Subject:
         return self.narrowed[cell]
 
     def found(self, n: int) -> float:
-        """The bound that is found on leaf n."""
+        """Return the bound that is found on leaf n."""
         return float(self.prove(self.leaves[n], self.bounds[n]))
 
     def prove(self, leaf: Leaf, bound: float, loose: float = 1) -> arb:
-        """A bound of |f − network| on the leaf; Refused if it is above loose·bound."""
+        """Return a bound on |f − network| on the leaf. Raise Refused if it is above loose·bound."""
         if leaf.cell is None:
             stage, function, start = self.prover.stage, self.prover.function, exact(self.claim.ends[0][leaf.order > 0])
             name = f"the tail leaf beyond the core on side {leaf.order}"
@@ -86,7 +86,7 @@ class Subject:
         return most(self._prove_cell(leaf, (level + 1, part), pieces >> len(index), bound, loose) for part in parts)
 
     def hold(self, name: str, bound: float, loose: float, prove: Callable[[arb], arb]) -> arb:
-        """The bound that `prove` finds, if it is at most loose·bound."""
+        """Return the bound that `prove` finds, or raise Refused if it is above loose·bound."""
         try:
             found = prove(bound - arb(self.claim.truncation)) + self.claim.truncation
             if found <= loose * bound:  # False for nan
@@ -99,14 +99,14 @@ class Subject:
 
 @dataclass(frozen=True)
 class Proof:
-    """Everything that is to be proved of a claim. Every process makes its own, reducing the network once."""
+    """Everything that has to be proved for a claim. Every process makes its own and reduces the network once."""
 
     subjects: Sequence[Subject]
     conclude: Callable[[list[float]], float] = max
-    """The bound that follows from those of all jobs."""
+    """Computes the bound that follows from the bounds of all jobs."""
     scope: str = "at every point of the box"
     at_once: int = AT_ONCE
-    """The number of leaves for which one more process is worth its start."""
+    """The number of leaves per process."""
 
     @property
     def jobs(self) -> list[Job]:

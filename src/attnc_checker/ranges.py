@@ -1,6 +1,6 @@
-"""Interval arithmetic with exact ends: where the values of an expression lie on a box.
+"""Interval arithmetic with exact ends: the range of an expression on a box.
 
-Ends may be infinite, and nan where nothing is known. Every function of one variable is monotone between its turns.
+Ends may be infinite, and nan if nothing is known. Every function of one variable is monotone between its turns.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from attnc_checker.expressions import Rules, Smooth
 
 Range = tuple[arb, arb]
 SLICES = 8
-"""The pieces into which a wide range is cut before Taylor coefficients on it are enclosed."""
+"""The number of pieces into which a wide range is cut before Taylor coefficients on it are enclosed."""
 MORE = 8
-"""The number of Taylor coefficients beyond those asked for that Lagrange's form uses."""
+"""The number of extra Taylor coefficients that Lagrange's form uses."""
 
 Series = arb | arb_series
 """A number, or a power series around one."""
@@ -32,12 +32,12 @@ def _first(s: Series) -> arb:
 
 
 def _sigmoid(s: Series) -> Any:
-    """1/(1 + e^−s); for small arguments e^s/(e^s + 1), in which balls stay narrow."""
+    """Return 1/(1 + e^−s), for small arguments as e^s/(e^s + 1), in which balls stay narrow."""
     return 1 / ((-s).exp() + 1) if _first(s) > -1 else s.exp() / (s.exp() + 1)
 
 
 def _softplus(s: Series) -> Any:
-    """log(1 + e^s); for large arguments s + log(1 + e^−s), in which balls stay narrow."""
+    """Return log(1 + e^s), for large arguments as s + log(1 + e^−s), in which balls stay narrow."""
     return s + ((-s).exp() + 1).log() if _first(s) > 0 else (s.exp() + 1).log()
 
 
@@ -53,15 +53,15 @@ SERIES: dict[str, Callable[[Any], Any]] = {
     "gelu": lambda s: s * ((s / arb(2).sqrt()).erf() + 1) / 2,
     "softplus": _softplus,
 }
-"""Functions of a number or of a power series (`Series`), with a result of the same type: nan or an error where they are
-not defined."""
+"""Functions of a number or of a power series (`Series`), with a result of the same type. Where a function is not
+defined, the result is nan or an error."""
 
 TURNS = {
     "cosh": arb(0),
     "silu": arb("-1.27846454276107379511 +/- 1e-20"),
     "gelu": arb("-0.75179152469356445746 +/- 1e-20"),
 }
-"""The turning points of functions that fall, and then rise."""
+"""The turning points of functions that fall and then rise."""
 
 WAVES = {
     "sin": ((0.5, arb(1)), (-0.5, arb(-1))),
@@ -100,19 +100,19 @@ class Box:
         return [(abs(c) + r).upper() for c, r in zip(self.centre, self.half, strict=True)]
 
     def halves(self, i: int) -> Iterator[Box]:
-        """Its halves along the axis i."""
+        """Yield the halves along the axis i."""
         half = [*self.half[:i], self.half[i] / 2, *self.half[i + 1 :]]
         for side in (-1, 1):
             yield Box([*self.centre[:i], self.centre[i] + side * half[i], *self.centre[i + 1 :]], half)
 
 
 def outward(values: Sequence[arb]) -> Range:
-    """nan if any is."""
+    """Return the smallest range around the values, or nan if any value is nan."""
     return reduce(arb.min, values).lower(), reduce(arb.max, values).upper()
 
 
 def _product(x: arb, y: arb) -> arb:
-    """0 times an infinite end is 0."""
+    """Return x·y, with 0 times an infinite end equal to 0."""
     return arb(0) if (x == 0 and not y.is_nan()) or (y == 0 and not x.is_nan()) else x * y
 
 
@@ -135,7 +135,7 @@ class Ranges(Rules[Range]):
         return outward([_product(x, y) for x in a for y in b])
 
     def raised(self, a: Range, b: Range) -> Range:
-        """0 to a power above 0 is 0."""
+        """Return a^b. 0 to a power above 0 is 0."""
         if not (a[0] == 0 and b[0] > 0):
             return super().raised(a, b)
         return arb(0), super().raised((a[1], a[1]), b)[1] if a[1] > 0 else a[1]
@@ -147,7 +147,7 @@ class Ranges(Rules[Range]):
         return a[0].max(-a[1]).max(arb(0)), a[1].max(-a[0])
 
     def apply(self, name: Smooth, a: Range) -> Range:
-        """By the ends, and by those turns that lie, or may lie, between them."""
+        """Return the range from the values at the ends, and at the turns that may lie between them."""
         if any(x.is_nan() for x in a):  # Arb's acos of nan is π
             return UNKNOWN
         if isinstance(name, fmpq):
@@ -173,16 +173,16 @@ class Ranges(Rules[Range]):
 
 
 def coefficients(name: Smooth, y: Range, count: int) -> list[arb]:
-    """Balls that hold the first Taylor coefficients of a function at all points of a range.
+    """Return balls that hold the first Taylor coefficients of a function at all points of a range.
 
-    For y^q they are q(q − 1)…(q − n + 1)/n!·y^{q − n}, which is finite at 0, too, as long as n ≤ q.
+    For y^q they are q(q − 1)…(q − n + 1)/n!·y^{q − n}, which is also finite at 0 if n ≤ q.
     """
     if isinstance(name, fmpq):
         factors = [*accumulate(range(count - 1), lambda factor, n: factor * (name - n) / (n + 1), initial=fmpq(1))]
         powers = (hull(Ranges([]).apply(name - n, y)) if x != 0 else arb(0) for n, x in enumerate(factors))
         return [arb(x) * y for x, y in zip(factors, powers, strict=True)]
     found = _series(name, hull(y), count)
-    if y[0] < y[1] and not found[-1].rad() <= abs(found[-1].mid()):  # those of wide balls blow up
+    if y[0] < y[1] and not found[-1].rad() <= abs(found[-1].mid()):  # coefficients on wide balls blow up
         step = (y[1] - y[0]) / SLICES
         slices = [_series(name, (y[0] + n * step).union(y[0] + (n + 1) * step), count) for n in range(SLICES)]
         found = [reduce(arb.union, same) for same in zip(*slices, strict=True)]
@@ -190,9 +190,10 @@ def coefficients(name: Smooth, y: Range, count: int) -> list[arb]:
 
 
 def _series(name: str, ball: arb, count: int) -> list[arb]:
-    """The coefficients on the ball; or those at its centre c, moved by any h, with the N-th alone taken on the ball:
+    """Return the coefficients on the ball, directly or from those at its centre c, whichever are narrower.
 
-    g_n(c + h) = Σ_{k<N} C(k, n) g_k(c) h^{k−n} + C(N, n) g_N(y) h^{N−n}, some y between, by Lagrange.
+    By Lagrange, g_n(c + h) = Σ_{k<N} C(k, n) g_k(c) h^{k−n} + C(N, n) g_N(y) h^{N−n} with some y between. Only g_N is
+    taken on the whole ball.
     """
     N, c = count + MORE, ball.mid()
     if ball.is_finite() and ctx.cap > N:  # coefficients beyond it would be 0

@@ -1,7 +1,7 @@
-"""Bounds of the floating-point error in the average of a head, for any order of summation.
+"""Bounds on the floating-point error in the average of a head, for any order of summation.
 
-u is the unit roundoff and γ_n = nu/(1 − nu). Assumed of an engine: IEEE 754 arithmetic rounded to nearest, and an
-exponential within 4 ulp, except that results below e^−700 (float32: e^−80) may be anything from 0 to that.
+u is the unit roundoff and γ_n = nu/(1 − nu). An engine is assumed to have IEEE 754 arithmetic rounded to nearest, and
+an exponential within 4 ulp. Results below e^−700 (float32: e^−80) may be anything from 0 to that number.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from attnc_checker.vectors import Vector, most, total
 
 EXP_ULPS = 4
 FORMATS = {"float64": (53, 700), "float32": (24, 80)}
-"""u = 2^−first; weights below e^−second may be lost."""
+"""dtype → (m, n): u = 2^−m, and weights below e^−n may be lost."""
 INFINITE = arb("inf")
 
 
@@ -28,23 +28,23 @@ class Arithmetic:
             self.u, self.lost = arb(2) ** -bits, arb(-negligible).exp() + SMALLEST[name]
 
     def cast_error(self, size: arb) -> arb:
-        """The error of casting an input, a float64 number of at most this size."""
+        """Return the error of casting an input, a float64 number of at most this size."""
         return self.u * (size + SMALLEST[self.name]) if self.name == "float32" else arb(0)
 
     def unit(self, n: int) -> arb:
-        """u/(1 − nu) = γ_n/n."""
+        """Return u/(1 − nu) = γ_n/n."""
         if not n * self.u <= arb(1) / 8:
-            raise Refused(f"{n:,} roundings, one after the other, are more than the theorems about {self.name} cover")
+            raise Refused(f"{n:,} roundings in a row are more than the theorems about {self.name} cover")
         return self.u / (1 - n * self.u)
 
     def gamma(self, n: int) -> arb:
         return n * self.unit(n)
 
     def weights(self, errors: Vector, behind: Vector) -> Vector:
-        """y_k: a computed weight is e^{±y_k} times the true one, up to a factor that all keys share.
+        """Return y_k: a computed weight is e^{±y_k} times the true one, up to a factor that all keys share.
 
-        Its score is off by errors_k; its difference from the largest computed score is off by u times that difference,
-        which is at most behind_k + errors_k + max errors; and K ulp are a factor within 1 ± 2Ku.
+        Its score is off by errors_k. Its difference from the largest computed score is off by u times that difference,
+        which is at most behind_k + errors_k + max errors. K ulp are a factor within 1 ± 2Ku.
         """
         common = most(errors) + 2 * EXP_ULPS / (1 - 2 * EXP_ULPS * self.u)
         return errors + (behind + errors + common) * self.u
@@ -52,7 +52,7 @@ class Arithmetic:
     def summation(
         self, head: Head, o: int, weights: Vector, sizes: Vector, average: arb = INFINITE, sized: arb = INFINITE
     ) -> arb:
-        """A bound of the error that sums, products, the division and n more roundings add to Σ p̂_k v_k.
+        """Bound the error that sums, products, the division and n more roundings add to Σ p̂_k v_k.
 
         Here p̂_k ≤ weights_k, |v_k| ≤ sizes_k, |Σ p̂_k v_k| ≤ average and Σ p̂_k sizes_k ≤ sized.
 
@@ -60,11 +60,10 @@ class Arithmetic:
         with weights above u/8 near. In any tree of additions at most near − 1 nodes have near terms on both sides;
         the others err by (1 + 2γ_keys) times the far terms in all. So for keys·u ≤ 1/8 a sum of terms t_k is off by at
         most γ_near Σ|t_k| + 2 Σ_far |t_k|. The sum of weights is thus off by a factor 1 ± (γ_near + 2 Σ_far p̂_k), which
-        multiplies the average, whatever cancelled in it. If a term passes through `depth` additions at most, and
-        weights are divided by their sum, and maybe these by their sum again, depth + 1 stands for the number of near
-        keys, and none is far.
-        The largest weight is 1: each weight that is lost, or underflows, moves the average by 2·lost·max|v|. What
-        products lose to underflow is part of the sizes.
+        multiplies the average, even if terms cancelled in it. If a term passes through at most `depth` additions, and
+        weights are divided by their sum once or twice, depth + 1 replaces the number of near keys, and none is far.
+        The largest weight is 1. Each weight that is lost or underflows moves the average by 2·lost·max|v|. The sizes
+        include the underflow of products.
         """
         if self.u == 0:
             return arb(0)

@@ -1,4 +1,4 @@
-"""Tables: the network is held against every row at its point. Between the points nothing is claimed."""
+"""Tables: the network is compared with every row at its point. Between the points nothing is claimed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from attnc_checker.proving import Proof, Subject
 from attnc_checker.ranges import Box
 
 LEVEL = 8
-"""The level of the cell that stands for a point while far keys are left out: 256 cells along each axis."""
+"""The level of the cell around a point in which far keys are left out: 256 cells along each axis. Not tuned."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class Table(Subject):
     rows: Rows
 
     def found(self, n: int) -> float:
-        """The bound that is found at the point of row n."""
+        """Return the bound that is found at the point of row n."""
         d = len(self.claim.ends)
         point, values = self.rows[n][:d], self.rows[n][d:]
         shares = [
@@ -45,5 +45,5 @@ def by_rows(claim: Claim, evidence: AtPoints, prover: Prover) -> Proof:
 
 
 def constants(values: Sequence[float]) -> Function:
-    """The function that has these values everywhere."""
+    """Return the function that has these values everywhere."""
     return Function({i: Operation("constant", (exact(x),)) for i, x in enumerate(values)}, range(len(values)))

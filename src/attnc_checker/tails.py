@@ -1,8 +1,8 @@
-"""Beyond a bounded core: x = start ± s for all s ≥ 0, in exact arithmetic.
+"""Tails: x = start ± s for all s ≥ 0, beyond a bounded core, in exact arithmetic.
 
-The function becomes P(s) + E(s) with a polynomial P and |E(s)| ≤ size·e^{−rate·s}. In a head, the keys with the
-steepest score win: if their weights e^{c_j} at s = 0 add up to W, then p_k ≤ e^{c_k}/W·e^{−λ_k s} for any other key,
-λ_k > 0 the difference of slopes. With the winners' value v + V·s,
+The function becomes P(s) + E(s) with a polynomial P and |E(s)| ≤ size·e^{−rate·s}. In a head the keys with the steepest
+score win. If their weights e^{c_j} at s = 0 add up to W, then p_k ≤ e^{c_k}/W·e^{−λ_k s} for any other key, where
+λ_k > 0 is the difference of slopes. With the winners' value v + V·s,
     |A − v − V·s| ≤ Σ_k e^{c_k}/W·sup_s e^{−λ_k s}(|v_k − v| + |V_k − V|·s).
 """
 
@@ -23,7 +23,7 @@ SAME = {"tanh": "2*sigmoid(2*y) - 1", "silu": "y*sigmoid(y)", "gelu": "y*(erf(y/
 
 
 class Undecided(ArithmeticError):
-    """The behaviour far out is not decided here."""
+    """The behaviour on a tail cannot be decided here."""
 
 
 class Tail(NamedTuple):
@@ -35,7 +35,7 @@ class Tail(NamedTuple):
 
 
 def _peak(poly: arb_poly, rate: arb) -> arb:
-    """Above |P(s)| e^{−rate·s}, as s^n e^{−rate·s} ≤ (n/(e·rate))^n. |p| + |q|s peaks at s = 1/rate − |p|/|q|, or 0."""
+    """Bound |P(s)| e^{−rate·s}, by s^n e^{−rate·s} ≤ (n/(e·rate))^n. |p| + |q|s peaks at s = 1/rate − |p|/|q|, or 0."""
     p, q = abs(poly[0]), abs(poly[1])
     if poly.degree() < 1 or (poly.degree() == 1 and p * rate >= q):
         return p
@@ -45,7 +45,7 @@ def _peak(poly: arb_poly, rate: arb) -> arb:
 
 
 class _Tails(Rules[Tail]):
-    """Rules for functions of s ≥ 0, of which x is one."""
+    """Rules for functions of s ≥ 0. The variable x is one of them."""
 
     def __init__(self, x: Tail) -> None:
         self.x = x
@@ -64,7 +64,7 @@ class _Tails(Rules[Tail]):
         return self.plus(self.plus(product, self._damped(a.poly, b)), self._damped(b.poly, a))
 
     def _damped(self, poly: arb_poly, e: Tail) -> Tail:
-        """P·E. Half of the rate is spent on the growth of P."""
+        """Return P·E. Half of the rate covers the growth of P."""
         if e.size == 0 or poly.degree() < 1:
             return Tail(arb_poly([]), e.size * abs(poly[0]), e.rate)
         require(e.rate > 0, "on the tail, a factor that is only bounded is multiplied by one that grows", Undecided)
@@ -110,13 +110,13 @@ class _Tails(Rules[Tail]):
 
 
 def _along(form: Form, start: fmpq, side: int) -> list[Any]:
-    """(value, slope) of the form along x = start + side·s: for one form, or for those of all keys at once."""
+    """Return (value, slope) of the form along x = start + side·s, for one form or for the forms of all keys at once."""
     constant, slope = dense(form.terms, [0])
     return [constant + slope * start, slope * side]
 
 
 def _average(head: Head, o: int, start: fmpq, side: int) -> Tail:
-    """The winners' value, and how far the average may be from it."""
+    """Return the value of the winning keys, and a bound on the distance of the average from it."""
     keys = [*zip(*_along(head.scores, start, side), *_along(head.values[o], start, side), strict=True)]
     steepest = max(slope for _, slope, _, _ in keys)
     winners = [key for key in keys if key[1] == steepest]
@@ -133,7 +133,7 @@ def _average(head: Head, o: int, start: fmpq, side: int) -> Tail:
 
 
 def tail_error(stage: Stage, function: Function, start: fmpq, side: int) -> arb:
-    """Above sup |f − network| beyond `start` on that side, over all outputs, in exact arithmetic."""
+    """Bound sup |f − network| beyond `start` on that side, over all outputs, in exact arithmetic."""
     rules = _Tails(Tail(arb_poly([start, side])))
     errors = []
     for o, left in enumerate(evaluate(function, rules)):

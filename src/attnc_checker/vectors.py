@@ -56,22 +56,22 @@ class Vector(tuple[Any, ...]):
 
 
 def total(terms: Iterable[Any]) -> Any:
-    """The sum of balls, or of vectors."""
+    """Return the sum of balls or of vectors."""
     return sum(terms, arb(0))
 
 
 def most(values: Iterable[arb]) -> arb:
-    """The largest upper end; nan if any is (Python's max may lose it)."""
+    """Return the largest upper end, or nan if any value is nan (Python's max may lose a nan)."""
     return reduce(arb.max, values).upper()
 
 
 def at(row: Row, x: Sequence[arb]) -> Any:
-    """row[0] + Σ_i row[i+1]·x_i."""
+    """Return row[0] + Σ_i row[i+1]·x_i."""
     return row[0] + total(map(operator.mul, row[1:], x))
 
 
 def swing(row: Row, half: Sequence[arb]) -> Any:
-    """Σ_i |row[i+1]|·half_i."""
+    """Return Σ_i |row[i+1]|·half_i."""
     return at((arb(0), *map(abs, row[1:])), half)
 
 
@@ -80,5 +80,5 @@ def minus(a: Row, b: Row) -> Row:
 
 
 def row_of(rows: Row, k: int) -> Row:
-    """The form of one key."""
+    """Return the form of one key."""
     return tuple(column[k] for column in rows)

@@ -71,7 +71,7 @@ test_a_changed_claim = changes(
             (stage(0, function="clip(t, 0, 1)"), UNKNOWN),
             (stage(0, argument="2*x0_0 - x0_1 + 0.25"), UNKNOWN),
             (stage(0, channel="clip@1"), "do not depend on its input alone"),
-            (stage(1, channel="clip"), "two stages are said to write"),
+            (stage(1, channel="clip"), "two stages claim to write"),
             (stage(0, interval=[-2.0, 3.0]), "may leave the claimed interval"),
             (lambda data: data["stages"][0]["leaves"].pop(), "do not cover the box"),
             (stage(0, bound=lambda x: 0.99 * x), "is not re-proved to"),

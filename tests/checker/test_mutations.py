@@ -133,7 +133,7 @@ test_a_changed_file = changes(
             (lambda header: header.pop(VALUES), "does not fit"),
             (lambda header: header.update(other=header[VALUES]), "does not fit"),
             (lambda header: header.update({"other": header.pop(VALUES)}), "is missing"),
-            (lambda header: header.update(other=EMPTY), "belong nowhere"),
+            (lambda header: header.update(other=EMPTY), "belong to no layer"),
         ],
         ("both", 1): [
             (lambda data: data.update(box={"x": [-3.0, 3.25]}), "is not re-proved"),

@@ -100,7 +100,7 @@ def exchanged(data):
 test_a_changed_claim = changes(
     {
         ("certificate.json", 1): [
-            (lambda data: data["stages"].append(data["stages"].pop(0)), "is said to be like 's1_0'"),
+            (lambda data: data["stages"].append(data["stages"].pop(0)), "claims to be like 's1_0'"),
             (lambda data: data["stages"].insert(0, data["stages"].pop(4)), "input of stage s2_0 is no combination"),
             (lambda data: data["stages"].pop(), "an output is no combination of variables and of stages before it"),
             (exchanged, "do not depend on its input alone"),
@@ -116,11 +116,11 @@ test_a_changed_claim = changes(
             (stage("s2_0", function="relu(t)"), "are not known to be the expression"),
             (stage("s1_1", argument_as="z1_2"), "does not follow from the stages before"),
             (stage("s2_1", argument_as=None, argument="x0"), "are not known to be the expression"),
-            (stage("s1_1", like="s1_2"), "is said to be like 's1_2', which is none that was proved before it"),
+            (stage("s1_1", like="s1_2"), "claims to be like 's1_2', which is not a stage before it"),
             (stage("s2_2", like="s1_0"), "are not known to be the expression"),
             (stage("s1_1", channel="clip@4"), "there is no channel 'clip@4'"),
             (stage("s1_1", channel="clip@-1"), "there is no channel 'clip@-1'"),
-            (stage("s1_1", channel="clip"), "two stages are said to write 'clip'"),
+            (stage("s1_1", channel="clip"), "two stages claim to write 'clip'"),
             (lambda data: data["outputs"].reverse(), "are not known to be the expression"),
             (lambda data: data.update(bound=0.9 * data["bound"], observed=0.0), "the errors of the stages add up to"),
         ],

@@ -1,18 +1,17 @@
-"""Deep programs without claims about their stages: links, each enclosed over the enclosures before it, and a head.
+"""Deep programs without claims about their stages: a chain of links, each enclosed over earlier ones, and a last head.
 
 A head makes a convex combination of its values, with p_k ≤ e^{−g_k} p_j as in selection leaves, rounding included. So
-on a box of its inputs the output of a link, as any engine computes it, lies in a ball. The box of the next link is made
-of these balls.
+on a box of its inputs the output of a link, in any engine, lies in a ball. These balls are the box of the next link.
 
-The last head of an output is taken apart. Every variable x_i must go its own way through the links, and the keys be
-all combinations k = (m_1, …, m_d) of rows, one for each variable, s_k = Σ_i s_{m_i}: weights are products then. Let X_m
-hold the points of an interval of x_i at which row m is needed: the others have together a weight of at most ℓ_i there.
-As f − A = Σ_k p_k (f − v_k), on a box
+The last head of an output is analysed axis by axis. Each link may depend on only one variable x_i. The keys must be
+all combinations k = (m_1, …, m_d) of rows, one for each variable, with s_k = Σ_i s_{m_i}. Then weights are products.
+Let X_m hold the points of an interval of x_i at which row m is needed. At every point, the rows that are not needed
+have together a weight of at most ℓ_i. As f − A = Σ_k p_k (f − v_k), on a box
     |f − A| ≤ max_k sup{|f − v_k| : x_i ∈ X_{m_i} for all i} + Σ_i ℓ_i·sup |f − v_k|.
-Weights of scores that are off by y are off by e^{2y}.
+If scores are off by y, weights are off by e^{2y}.
 
 An interval is cut at the points in the certificate, and the box of a link is halved along the inputs that change its
-scores most. The parts are made here, one beside the other, so that they are the whole wherever they are cut.
+scores most. The parts are made here, side by side, so they cover the whole for any cuts.
 """
 
 from __future__ import annotations
@@ -39,22 +38,25 @@ from attnc_checker.rounding import Arithmetic
 from attnc_checker.vectors import Row, Vector, at, minus, most, row_of, swing, total
 
 CUTS = 4
-"""Most inputs along which the box of a link is halved, once along each: attnc halves along as many."""
+"""Largest number of inputs along which the box of a link is halved, once along each. attnc uses the same number."""
 WIDE = 4.0
-"""The box of a link is halved along an input if scores change by more than this against each other, from its centre."""
+"""The box of a link is halved along an input if differences of scores change by more than this from its centre."""
 LEAK = 2e-3
 """ℓ is chosen so that ℓ·sup |f − v_k| is about this part of the bound."""
 FLAT = arb(2) ** -20
-"""A link that moves by less than this part of its reach over an interval is not looked at more closely there."""
+"""A link whose output changes by less than this share of its reach over an interval is not refined there."""
 HUGE = arb(2) ** 1000
-"""A limit that no distance misses, where the largest distance itself is wanted."""
+"""A limit above every distance, for calls that need the largest distance itself."""
 
 Winners = tuple[dict[int, Range], arb]
 """For an interval: {row m: the ends of X_m}, and ℓ."""
 
 
 class Links(Reduction):
-    """An entry that attention wrote and later attention reads is an input, with a reach that its link has to prove."""
+    """The reduction of a deep program. An entry that attention wrote is an input of later attention.
+
+    Its link has to prove its reach.
+    """
 
     def __init__(self, program: Program, reach: list[arb]) -> None:
         super().__init__(program, reach, is_deep=True)
@@ -72,7 +74,7 @@ class Links(Reduction):
 
 @dataclass(frozen=True)
 class Chain(Prover):
-    """Proves enclosure leaves. Its own stage has constants alone: f is held against the values of the last heads."""
+    """Proves enclosure leaves. Its own stage has only constants: f is compared with the values of the last heads."""
 
     outputs: list[_Output]
 
@@ -94,7 +96,7 @@ class Chain(Prover):
         return cls(replace(stage, heads=[], inputs=[]), [], function, arithmetic, outputs)
 
     def error(self, kind: str, order: int, box: Box, limit: arb) -> arb:
-        """Above sup |f − network| over all outputs."""
+        """Return an upper bound on sup |f − network| over all outputs."""
         return most(self._off(o, output, box, output.winners(box), limit) for o, output in enumerate(self.outputs))
 
     def _off(self, o: int, output: _Output, box: Box, winners: list[Winners], limit: arb) -> arb:
@@ -107,7 +109,7 @@ class Chain(Prover):
         return most(found) + error
 
     def distance(self, o: int, row: Row, box: Box, limit: arb) -> arb:
-        """By the range of f first: against a constant it is often enough, and sharp at a corner."""
+        """Bound the distance from f, first by the range of f, which is often enough for a constant."""
         low, high = evaluate(self.function, Ranges(box.sides))[o]
         value = row[0] + dense(self.stage.affine[o].terms, ())[0]
         found = (high - value).max(value - low)
@@ -116,7 +118,7 @@ class Chain(Prover):
 
 @dataclass(frozen=True, eq=False)
 class _Way:
-    """The variable i, and the links that read it alone."""
+    """The variable i, and the links that depend only on it."""
 
     i: int
     cuts: list[arb]
@@ -132,7 +134,7 @@ class _Way:
         return ball + self.arithmetic.cast_error(abs(ball)) * arb(0, 1)
 
     def states(self, lo: arb, hi: arb) -> Iterator[tuple[arb, arb, list[arb]]]:
-        """Parts of an interval, and the balls at all places there."""
+        """Yield parts of an interval, with the balls at all places there."""
         for a, b in itertools.pairwise([lo, *(x for x in self.cuts if lo < x < hi), hi]):
             state: dict[Key, arb] = {self.i: self._cast(a.union(b))}
             for link in self.links:
@@ -143,7 +145,7 @@ class _Way:
             yield a, b, list(state.values())
 
     def _flat(self, link: _Enclosure, lo: arb, hi: arb) -> arb | None:
-        """The output of a link on a dyadic interval around these ends on which it hardly moves, if there is one."""
+        """Return the output of a link on a dyadic interval around these ends, if it hardly changes there."""
         a, b = -self.reach[self.i], self.reach[self.i]
         while a <= lo and hi <= b:
             node = (a.man_exp(), b.man_exp())
@@ -157,10 +159,10 @@ class _Way:
 
 
 class _Output:
-    """The head of an output, by rows: the scores of those of every way, and the values of their combinations."""
+    """The head of an output, by rows: the scores of the rows of each variable, and the values of their combinations."""
 
     def __init__(self, stage: Stage, o: int, ways: list[_Way], owners: dict[Key, int], bound: float) -> None:
-        """`owners`: the number of the way that each input of the stage belongs to."""
+        """`owners` has, for each input of the stage, the number of its way."""
         heads, affine = [head for head in stage.heads if o in head.values], stage.affine[o]
         said = [affine, *(head.values[o] for head in heads)]
         if len(heads) != 1 or any(form.terms.keys() - {ONE} for form in said):
@@ -214,9 +216,9 @@ class _Output:
         return wins, most(leaks)
 
     def _needed(self, rows: Row, box: Box) -> tuple[list[int], arb]:
-        """The fewest rows without which the weights left add up to at most `leak`, and that sum.
+        """Return the fewest rows such that the weights of all others sum to at most `leak`, and that sum.
 
-        p_m ≤ e^{s_m − s_j}, j the row that leads at the centre.
+        p_m ≤ e^{s_m − s_j}, with j the row of the largest score at the centre.
         """
         scores = at(rows, box.centre)
         leads = minus(rows, row_of(rows, max(range(len(scores)), key=lambda m: scores[m].mid())))
@@ -251,7 +253,7 @@ class _Enclosure:
 
 
 def _parts(balls: list[arb], spreads: list[arb]) -> list[Box]:
-    """The box of these balls, halved along the inputs that change scores most."""
+    """Return the box of these balls, halved along the inputs that change scores most."""
     parts = [Box([ball.mid() for ball in balls], [ball.rad() for ball in balls])]
     changes = {i: x * ball.rad() for i, (x, ball) in enumerate(zip(spreads, balls, strict=True))}
     for i in sorted(changes, key=lambda i: changes[i].mid(), reverse=True)[:CUTS]:
@@ -261,7 +263,7 @@ def _parts(balls: list[arb], spreads: list[arb]) -> list[Box]:
 
 
 def _spreads(tables: list[Row]) -> list[arb]:
-    """The largest difference of two slopes of scores, along every input."""
+    """Return the largest difference of two slopes of scores, for every input."""
     columns = zip(*(rows[1:] for rows in tables), strict=True)
     return [most(map(_spread, same)) for same in columns]
 

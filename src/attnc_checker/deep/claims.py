@@ -1,4 +1,4 @@
-"""The claims of a staged proof: one for every channel that attention writes, and how the outputs are made of these."""
+"""The claims of a staged proof: one for every channel that attention writes, and outputs as combinations of them."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from attnc_checker.cells import ENCLOSURE, MAX_LEVEL, Ends, Leaf, read_leaves
 from attnc_checker.files import BadFile, Object, Refused, field, require, typed
 
 MAX_STAGES = 1000
-"""Most stages, so that a small file cannot cost hours; the number is not tuned."""
+"""Largest number of stages. It bounds the time that a small file can cost; not tuned."""
 ALIKE = ("function", "interval", "held", "bound")
-"""The fields that a stage takes over from the one that it is like."""
+"""The fields that a stage copies from the earlier stage in its field `like`."""
 
 
 @dataclass(frozen=True)
 class StageClaim:
     """Attention writes carrier·function(t) into the channel, at t = argument, in the names of earlier stages.
 
-    For t in `interval` its heads are within `bound` of the function, which is held constant beyond the ends `held`. A
-    stage that is `like` an earlier one has the same heads, as functions of t, and needs no leaves. The names of the
-    fields are those of the certificate.
+    For t in `interval` its heads are within `bound` of the function, which is constant beyond the ends `held`. A stage
+    that is `like` an earlier one has the same heads, as functions of t, and needs no leaves. The fields have the same
+    names as in the certificate.
     """
 
     stage: str  # the layer
     channel: str
     name: str
     argument: str
-    argument_as: str | None  # an expression in the variables that is known to be the same
+    argument_as: str | None  # an equal expression in the variables
     carrier: str | None
     carrier_as: str | None
-    carrier_size: float | None  # the unit of its bounds, if the carrier is not larger; the proof holds for any
+    carrier_size: float | None  # the unit of its bounds, if the carrier is not larger; any number is sound
     function: str
     interval: Ends
     held: Ends | None
@@ -57,7 +57,7 @@ class StageClaim:
 class Stages(NamedTuple):
     stages: tuple[StageClaim, ...]
     outputs: tuple[str, ...]  # as combinations of stages
-    axes: tuple[int, ...]  # the axes along which the box is halved in turn; the proof holds for any
+    axes: tuple[int, ...]  # the axes along which the box is halved in turn; any axes are sound
 
 
 def read_stages(data: Object, variables: tuple[str, ...]) -> Stages:
@@ -75,7 +75,7 @@ def read_stages(data: Object, variables: tuple[str, ...]) -> Stages:
 
 
 def _stage(entry: Object, where: str, known: dict[str, StageClaim]) -> StageClaim:
-    """`known`: the stages before it."""
+    """Read one stage. `known` has the stages before it."""
     said: dict[str, Any]
     if (like := field(entry, "like", str | None, where)) is None:
         leaves = read_leaves(field(entry, "leaves", list, where), 1)
@@ -86,7 +86,7 @@ def _stage(entry: Object, where: str, known: dict[str, StageClaim]) -> StageClai
     elif like in known and known[like].like is None:
         said = {"leaves": (), "leaf_bounds": (), **{name: getattr(known[like], name) for name in ALIKE}}
     else:
-        raise Refused(f"a stage is said to be like {like!r:.40}, which is none that was proved before it")
+        raise Refused(f"a stage claims to be like {like!r:.40}, which is not a stage before it")
     kinds = {name: kind for name, kind in get_type_hints(StageClaim).items() if name not in said}
     claim = StageClaim(**said, **{name: field(entry, name, kind, where) for name, kind in kinds.items()})
     for low, high in (claim.interval, claim.held or claim.interval):

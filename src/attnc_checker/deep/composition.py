@@ -1,22 +1,22 @@
-"""Deep programs, stage by stage: the claims of a certificate about its stages, put together, are the expression.
+"""Deep programs, stage by stage: composed, the claims about the stages of a certificate are the expression.
 
 A stage claims that attention writes carrier·g(t) into one channel, where t and the carrier are affine combinations of
-the variables and of the stages before it. In exact arithmetic its value is then a function of the variables: where
-it lies follows from interval arithmetic over parts of the box, and that outputs are the expression from normal forms.
+the variables and of the stages before it. In exact arithmetic its value is then a function of the variables. Interval
+arithmetic over parts of the box gives its range. Normal forms show that the outputs are the expression.
 
 Theorem.  Let û be the state as computed, |û_i − u_i| ≤ e_i and |û_i| ≤ R_i. With w_i the floats nearest to the
-coefficients of t, T(û) = w_0 + Σ w_i û_i is within e = Σ |w_i| e_i + Σ |coefficient_i − w_i| |u_i| of t; so is the
-carrier of its own e_C. If the heads' scores are κ_k·T(û) + c_k up to ε_k, and their values ν_k times the carrier up to
-r_k, they are those of a stage of one variable T, which leaves prove to be within δ of g on [lo, hi] ⊇ [t ± e]. So with
-own = (|carrier| + e_C)·δ + Σ_heads max r_k the stage writes û_j = Ĉ·g(T(û)) + d_j, |d_j| ≤ own (on a part of the box
-maybe less, `deviations`), and
+coefficients of t, T(û) = w_0 + Σ w_i û_i is within e = Σ |w_i| e_i + Σ |coefficient_i − w_i| |u_i| of t. In the same
+way the carrier has an error e_C. If the heads' scores are κ_k·T(û) + c_k up to ε_k, and their values ν_k times the
+carrier up to r_k, they are those of a stage of one variable T. Leaves prove that this stage is within δ of g on
+[lo, hi] ⊇ [t ± e]. So with own = (|carrier| + e_C)·δ + Σ_heads max r_k the stage writes û_j = Ĉ·g(T(û)) + d_j,
+|d_j| ≤ own (on a part of the box maybe less: see `deviations`), and
     û_j − u_j = d_j + Ĉ·G·(T(û) − t) + g(t)·(Ĉ − C),  G a slope of g between t and T(û).
-Thus û_j − u_j = Σ_s σ_js d_s over the stages s, σ_jj = 1, and on a part of the box every σ lies in an interval: errors
-that reach an output along several ways cancel where they do, and it is off by at most Σ_s |σ_s| own_s on every part.
-Every σ is affine in each G, and the sum convex: it is largest at ends of their intervals, where those of max(u, v) =
-u + relu(v − u) leave the error of u or that of v, and not both.
-Errors ε_k of scores are counted like those of rounding. Where G may be infinite, as for √t at 0, the change of g there
-counts to own.
+Thus û_j − u_j = Σ_s σ_js d_s over the stages s, σ_jj = 1. On a part of the box every σ lies in an interval, so errors
+that reach an output along several paths may cancel. The output is off by at most Σ_s |σ_s| own_s on every part.
+Every σ is affine in each G, and the sum is convex, so it is largest at ends of their intervals. At these ends
+max(u, v) = u + relu(v − u) has either the error of u or that of v, and not both.
+Errors ε_k of scores are counted like rounding. If G may be infinite, as for √t at 0, the change of g there is added to
+own.
 """
 
 from __future__ import annotations
@@ -48,13 +48,14 @@ from attnc_checker.vectors import most, total
 ONE = (arb(1), arb(1))
 ANYWHERE, NOWHERE = (-(arb(2) ** 1025), arb(2) ** 1025), (INFINITE, -INFINITE)
 HALVINGS, HALVINGS_OF_A_CLAIM = 12, 24
-"""Most halvings of the box, along its variables in turn, to find a range, or to show that a claimed range holds it."""
+"""Largest numbers of halvings of the box, along its variables in turn, to find a range, or to prove a claimed range."""
 KINKS = 3
-"""Most slopes G that are taken at both ends of their intervals: attnc takes as many, and each doubles the work."""
+"""Largest number of slopes G that are taken at both ends of their intervals. attnc uses the same number. Each doubles
+the work."""
 AT_ONCE_STAGED = 500
-"""The number of leaves for which one more process is worth its start: each goes through the stages for itself."""
+"""The number of leaves per process. A process walks through all stages when it starts. Not tuned."""
 MOST_HALVINGS = 20_000
-"""Most parts of the box that are halved in all, so that a check ends; the number is not tuned."""
+"""Largest total number of halved parts of the box, so that a check ends. Not tuned."""
 
 
 class Combination(NamedTuple):
@@ -62,12 +63,12 @@ class Combination(NamedTuple):
 
     terms: Terms
     stages: Terms
-    slack: arb  # how far it may be off at exact values of the stages
-    off: arb  # how far it may be off with the errors of the stages
+    slack: arb  # its largest error at exact values of the stages
+    off: arb  # its largest error with the errors of the stages
 
 
 class Link(NamedTuple):
-    """How a stage passes on errors: those of the argument by slopes of g, those of the carrier by values of g."""
+    """The propagation of errors by a stage: of its argument by slopes of g, of its carrier by values of g."""
 
     place: Key
     argument: Step
@@ -79,7 +80,7 @@ class Link(NamedTuple):
 
 
 def staged(claim: Claim, stages: Stages, reduction: Reduction, arithmetic: Arithmetic) -> Proof:
-    """The leaves of every stage. The bound that follows from them is computed before they are proved."""
+    """Return the proof by the leaves of every stage. The bound that follows is computed before they are proved."""
     walk, lines = _Walk(claim, stages, reduction, arithmetic), dict[str, Line]()
     for stage in stages.stages:
         line = walk.line(stage)
@@ -93,7 +94,7 @@ def staged(claim: Claim, stages: Stages, reduction: Reduction, arithmetic: Arith
 
 
 class _Walk:
-    """From stage to stage: `sizes` of the exact numbers so far, and the `errors` of the computed ones."""
+    """A walk from stage to stage. It keeps `sizes` of the exact numbers so far, and `errors` of the computed ones."""
 
     def __init__(self, claim: Claim, stages: Stages, reduction: Reduction, arithmetic: Arithmetic) -> None:
         self.claim, self.reduction, self.arithmetic = claim, reduction, arithmetic
@@ -107,7 +108,7 @@ class _Walk:
         self.links: list[Link] = []
 
     def _compose(self) -> None:
-        """The claims as steps in the variables; Refused unless their outputs are the expression."""
+        """Write the claims as steps in the variables. Raise Refused unless their outputs are the expression."""
         self.reader = reader = Reader(self.claim.variables)
         self.halved = itertools.count()
         names, same = dict(reader.variables), list[tuple[Step, Step]]()
@@ -142,12 +143,14 @@ class _Walk:
         self.function = reader.function(sorted({*itertools.chain(*self.steps)}))
 
     def _range(self, step: Step, enough: Range) -> Range:
-        """A range of the step on the box; an end that lies within `enough` is not looked at more closely."""
+        """Return a range of the step on the box. An end that lies within `enough` is not refined."""
         return self._end(step, -1, enough[0]), self._end(step, 1, enough[1])
 
     def _end(self, step: Step, side: int, enough: arb) -> arb:
-        """The part that reaches farthest is halved, along variables that the step reads, until no part reaches beyond
-        `enough`, or the farthest part is small."""
+        """Return one end of the range. The part that reaches farthest is halved along variables that the step reads.
+
+        This stops when no part reaches beyond `enough`, or when the farthest part is small.
+        """
         function, numbers = self.reader.function([step]), itertools.count()
         axes = [x for rule, given in function.steps.values() if rule == "variable" for x in given if isinstance(x, int)]
         pending: list[tuple[arb, int, int, list[Range]]] = []
@@ -166,7 +169,7 @@ class _Walk:
                 add(half, left - 1)
 
     def combination(self, text: str, terms: Terms | None = None) -> Combination:
-        """A combination of variables and earlier stages, with the terms of the network, or with the nearest floats."""
+        """Read a combination of variables and earlier stages, with the terms of the network or the nearest floats."""
         names = [*self.claim.variables, *(stage.name for stage in self.stages[: len(self.links)])]
         forms = Forms(expands=True)
         (form,) = evaluate(parse(text, names), forms)
@@ -183,10 +186,10 @@ class _Walk:
         return Combination(terms, stages, slack, slack + span(stages, self.errors))
 
     def line(self, claim: StageClaim) -> Line:
-        """The stage as one of t; its error is recorded for the stages after it."""
+        """Return the stage as a function of t, and record its error for later stages."""
         argument, carrier = self.steps[len(self.links)]
         place, stage = stage_at(self.reduction, claim.stage, claim.channel)
-        require(place not in self.errors, f"two stages are said to write {claim.channel!r:.60}")
+        require(place not in self.errors, f"two stages claim to write {claim.channel!r:.60}")
         t, unit = self.combination(claim.argument), self.combination(claim.unit)
         inner = (claim.interval[0] + t.off).upper(), (claim.interval[1] - t.off).lower()
         low, high = self._range(argument, inner)
@@ -209,7 +212,7 @@ class _Walk:
         return Line(claim, line, held(claim))
 
     def outputs(self) -> arb:
-        """A bound of the errors of all outputs. The box is halved along the claimed axes in turn where it must be."""
+        """Bound the errors of all outputs. The box is halved along the claimed axes in turn as far as needed."""
         stage, wanted = self.reduction.stage(), list[Combination]()
         require(not stage.heads, "an output reads a softmax that no stage has proved")
         for form, text in zip(stage.affine, self.texts, strict=True):
@@ -231,7 +234,7 @@ class _Walk:
         return worst(_box(self.claim), self.axes)
 
     def _error(self, part: list[Range], outputs: list[Combination], limit: arb) -> arb:
-        """A bound of the errors on a part of the box, or a number above the limit; nan if a range is not known."""
+        """Bound the errors on a part of the box. Above the limit it may be any number, and nan if a range is nan."""
         rules = Ranges(part)
         values = dict(zip(self.function.outputs, evaluate(self.function, rules), strict=True))
         met = {link.place: link.pieces.around(values[link.argument]) for link in self.links}
@@ -253,12 +256,12 @@ class _Walk:
         return worst
 
     def _off(self, rules: Ranges, values: dict[int, Range], met: dict[Key, Piece], outputs: list[Combination]) -> arb:
-        """The same for these slopes."""
+        """Bound the errors of the outputs for these slopes."""
         own: dict[Key, arb] = {}
         forms: dict[Key, dict[Key, Range]] = {}  # the σ_s of every stage
 
         def combined(*parts: tuple[Range, Combination]) -> dict[Key, Range]:
-            """Σ factor·combination."""
+            """Return Σ factor·combination."""
             whole: dict[Key, Range] = {}
             for factor, combination in parts:
                 found: dict[Key, Range] = {}

@@ -1,11 +1,11 @@
-"""The error that a stage adds itself to carrier·g(t), by where t lies and how large the carrier is there.
+"""The error that a stage itself adds to carrier·g(t), by the place of t and the size of the carrier there.
 
-Leaves prove that in units of the carrier, |carrier| ≤ size, the stage is within δ of g, rounding included. With
-a smaller carrier the values v_k = ν_k·carrier are smaller. What rounding adds to their sum is, for weights as they are,
-linear in the sizes |v_k| on which it is measured, but for those parts of them that the carrier has no share in, and of
-these it adds no more than they are. Leaves measure it where the input u, of which the carrier is w·u, is as large as it
-gets, at reach: if size > |w|·reach, that is too little, by growth = size/(|w|·reach). So the stage is off by
-min(size·δ, growth·|carrier|·δ + fixed) + unsure, δ the largest of the leaves that hold t.
+Leaves prove that in units of the carrier, |carrier| ≤ size, the stage is within δ of g, rounding included. With a
+smaller carrier the values v_k = ν_k·carrier are smaller. For given weights the rounding of their sum is linear in the
+sizes |v_k|, except for the parts of the sizes that do not depend on the carrier. Of these, rounding adds at most the
+parts themselves: `fixed`. The carrier is w·u for an input u, and leaves measure rounding at the largest |u|, its reach.
+If size > |w|·reach, that is too little by the factor growth = size/(|w|·reach). So the stage is off by
+min(size·δ, growth·|carrier|·δ + fixed) + unsure, δ the largest bound of the leaves that hold t.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Deviations:
         self.bounds = [bound for _, _, bound in starts] or [claim.bound]
 
     def over(self, t: Range, off: arb, carrier: arb) -> arb:
-        """For all t of a range, and up to `off` beyond; of all leaves if that is nan."""
+        """Return the error for all t of a range and up to `off` beyond it. If that is nan, all leaves count."""
         first = bisect.bisect_left(self.highs, (t[0] - off).lower())
         last = bisect.bisect_right(self.lows, (t[1] + off).upper())
         delta = arb(max(self.bounds[first:last], default=max(self.bounds)))

@@ -1,5 +1,7 @@
-"""A stage as a function of one variable t, with scores κ_k·t + c_k and values ν_k times the carrier, up to a remainder.
-Stages that are alike are proved as one."""
+"""A stage as a function of one variable t: scores κ_k·t + c_k and values ν_k times the carrier, up to a remainder.
+
+Stages with the same heads are proved together.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,12 @@ T = 0
 """The only input of a line."""
 TOKEN = re.compile("[0-9]{0,7}")
 MOST_SLACK = 0.25
-"""Scores that are off by more than this are not those of the claimed input."""
+"""Largest deviation of scores from those of the claimed input. Not tuned."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """A stage as a function of one variable t, and the function that it is claimed to be."""
+    """A stage as a function of one variable t, and the function that is claimed for it."""
 
     claim: StageClaim
     stage: Stage
@@ -33,7 +35,7 @@ class Line:
 
 
 def stage_at(reduction: Reduction, layer: str, channel: str) -> tuple[tuple[int, int, int], Stage]:
-    """The place of a channel and the stage that writes it; a channel of a later token is "channel@token"."""
+    """Return the place of a channel and the stage that writes it. A channel of a later token is "channel@token"."""
     program, (name, _, token) = reduction.program, channel.partition("@")
     found = [i for i, known in enumerate(program.names) if known == layer]
     is_there = len(found) == 1 and name in program.channels[found[0]] and TOKEN.fullmatch(token)
@@ -47,8 +49,11 @@ def stage_at(reduction: Reduction, layer: str, channel: str) -> tuple[tuple[int,
 
 
 def along(stage: Stage, t: Terms, unit: Terms | None, reach: Terms, units: arb, name: str) -> tuple[Stage, arb, arb]:
-    """The stage as one of t, in units of the carrier, |carrier| ≤ units; how far its values may be off; and the part of
-    their sizes that does not depend on the carrier, if the carrier is one input."""
+    """Return the stage as a function of t, in units of the carrier, with |carrier| ≤ units.
+
+    Also return the largest error of its values and, if the carrier is one input, the part of their sizes that does not
+    depend on the carrier.
+    """
     t = {key: x for key, x in t.items() if x != 0}
     moving = {key: x for key, x in t.items() if key != ONE}
     require(not stage.affine[0].terms, f"stage {name} is not made by its heads alone")
@@ -57,7 +62,7 @@ def along(stage: Stage, t: Terms, unit: Terms | None, reach: Terms, units: arb, 
     reach = reach | {key: reach[key].min(units / abs(arb(x))) for key, x in scales.items()}
 
     def split(terms: Terms, by: Terms, among: Terms) -> tuple[Vector, Terms]:
-        """(ratio, rest): the terms are ratio·by + rest, which is nothing in the largest of `among`, if there is any."""
+        """Return (ratio, rest) with terms = ratio·by + rest. rest is 0 in the largest of `among`, if there is any."""
         if not among:
             return 0 * terms[ONE], dict(terms)
         pivot = max(among, key=lambda key: (abs(arb(among[key])) * reach[key]).mid())
@@ -67,14 +72,14 @@ def along(stage: Stage, t: Terms, unit: Terms | None, reach: Terms, units: arb, 
         return ratio, rest
 
     def line(form: Form, scale: arb | int = 1) -> tuple[Form, Vector]:
-        """The form as one of t, and how far it may be off for each key."""
+        """Return the form as a function of t, and its largest error for each key."""
         ratio, rest = split(form.terms, t, moving)
         constant = rest[ONE]
         rest[ONE] = 0 * constant
         return Form({ONE: constant, T: ratio}, sizes(form.sizes, scale), form.n), span(rest, reach)
 
     def sizes(of: Terms, scale: arb | int = 1) -> Terms:
-        """|u| ≤ (|t| + |w_0|)/|w| if t reads the input u alone; other inputs are as large as they get."""
+        """Return sizes in |t|: |u| ≤ (|t| + |w_0|)/|w| if t depends only on u. Other inputs count with their reach."""
         zero = 0 * of.get(ONE, arb(0))
         slope = sum((x / abs(arb(moving[key])) for key, x in of.items() if [*moving] == [key]), zero)
         constant = span({key: x for key, x in of.items() if [*moving] != [key]}, reach)
@@ -102,7 +107,7 @@ def along(stage: Stage, t: Terms, unit: Terms | None, reach: Terms, units: arb, 
 
 
 def held(claim: StageClaim) -> Function:
-    """The function that the leaves prove: g, held constant beyond the ends `held` of the claim."""
+    """Return the function that the leaves prove: g, made constant beyond the ends `held` of the claim."""
     reader = Reader(["t"])
     t = reader.variables["t"]
     if claim.held is not None:
@@ -111,7 +116,7 @@ def held(claim: StageClaim) -> Function:
 
 
 def joined(one: Line, other: Line) -> Line:
-    """The heads of a stage, widened so that they stand for those of a stage that is like it, too."""
+    """Return the heads of a stage, widened so that they also cover the heads of another stage like it."""
     reach: Terms = {ONE: arb(1), T: most(map(arb, map(abs, one.claim.interval)))}
     heads = []
     unlike = f"stage {other.claim.name} is not like {one.claim.name}"

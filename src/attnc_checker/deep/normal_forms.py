@@ -1,11 +1,11 @@
-"""Whether two expressions are the same function, by exact normal forms: yes is a proof, no need not be.
+"""Whether two expressions are the same function, by exact normal forms. A yes is a proof, a no is not.
 
-A form is a rational combination of monomials of atoms: variables, π and e, functions of forms, sums that are not
-multiplied out. Beyond the laws of a commutative ring, wherever both sides are defined,
+A form is a rational combination of monomials of atoms: variables, π and e, functions of forms, and sums that are not
+multiplied out. Besides the laws of a commutative ring it uses, wherever both sides are defined,
 
     max(a, b) = a + relu(b − a),  relu(c·a) = c·relu(a) for c > 0,  relu(a) = a + relu(−a),
     clip(u, a, b) = a + relu(u − a) − relu(u − b) for constants a < b,  a^b = exp(b·log a),
-    sin w = (E − 1/E)/2i,  cos w = (E + 1/E)/2,  E = exp(iw), of which powers are those of multiples of w.
+    sin w = (E − 1/E)/2i,  cos w = (E + 1/E)/2,  E = exp(iw), E^n = exp(inw).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Monomial = tuple[tuple[int, fmpq], ...]
 Form = tuple[tuple[Monomial, fmpq], ...]
 """(monomial, coefficient), sorted, no coefficient 0."""
 MOST, MAX_BITS = 4096, 2**16
-"""Products of more terms are not multiplied out, and numbers of more bits are refused: both cost seconds."""
+"""Products of more terms are not multiplied out, and numbers of more bits are refused, to bound the time. Not tuned."""
 S = TypeVar("S", Monomial, int)
 NAN = arb("nan")
 IMAGINARY = 0
@@ -33,7 +33,7 @@ IMAGINARY = 0
 
 
 def are_equal(reader: Reader, pairs: Iterable[tuple[Step, Step]]) -> bool:
-    """Whether the steps of each pair are equal. Short forms, in which less is multiplied out, are tried first."""
+    """Whether the steps of each pair are equal. Forms in which less is multiplied out are tried first."""
     function = reader.function([step for pair in pairs for step in pair])
     tried = (evaluate(function, Forms(expands)) for expands in (False, True))
     return any(found[::2] == found[1::2] for found in tried)
@@ -53,7 +53,7 @@ class Forms(Rules[Form]):
     def __init__(self, expands: bool) -> None:
         self.expands = expands  # sums and waves are multiplied out
         self.atoms: dict[Hashable, int] = {"i": IMAGINARY}
-        self.values: dict[int, arb] = {}  # of constant atoms
+        self.values: dict[int, arb] = {}  # the values of constant atoms
 
     def atom(self, key: Hashable, exponent: fmpq | int = 1, value: arb = NAN) -> Form:
         number = self.atoms.setdefault(key, len(self.atoms))
@@ -96,12 +96,12 @@ class Forms(Rules[Form]):
         return _sorted(terms)
 
     def _monomial(self, exponents: dict[int, fmpq]) -> tuple[Monomial, int]:
-        """With its sign: i² = −1."""
+        """Return the monomial and its sign, with i² = −1."""
         turns = int(exponents.pop(IMAGINARY, fmpq(0)).p) % 4
         return _sorted(exponents | {IMAGINARY: fmpq(turns % 2)}), 1 - 2 * (turns // 2)
 
     def whole(self, a: Form, n: int) -> Form:
-        """a^n, a sum as one atom but for its scale."""
+        """Return a^n. A sum becomes one atom, up to its scale."""
         monomial, scale = a[0]
         scale = scale if abs(n) * _bits(scale) <= MAX_BITS else fmpq(1)
         sum_ = self.scaled(a, 1 / scale)
@@ -121,7 +121,7 @@ class Forms(Rules[Form]):
         return super().power(a, n)
 
     def maximum(self, a: Form, b: Form) -> Form:
-        """a + relu(b − a), the argument with a first coefficient 1."""
+        """Return a + relu(b − a). The first coefficient of the argument is scaled to 1."""
         d = self.plus(b, a, -1)
         if not d:
             return a
@@ -137,14 +137,14 @@ class Forms(Rules[Form]):
         return self.plus(self.plus(low, above_low), above_high, -1)
 
     def value(self, a: Form) -> arb:
-        """The value of a constant form; nan for others."""
+        """Return the value of a constant form, or nan for others."""
         return sum((self._product(monomial, x) for monomial, x in a), arb(0))
 
     def _product(self, monomial: Iterable[tuple[int, fmpq]], x: fmpq) -> arb:
         return math.prod((self.values.get(atom, NAN) ** arb(exponent) for atom, exponent in monomial), start=arb(x))
 
     def linear(self, a: Form, d: int) -> list[arb] | None:
-        """The constant and the coefficients of the d variables, if the form is affine in them."""
+        """Return the constant and the coefficients of the d variables, if the form is affine in them."""
         numbers = {self.atoms[key]: i for i in range(d) if (key := ("variable", i)) in self.atoms}
         found = [arb(0)] * (d + 1)
         for monomial, x in a:

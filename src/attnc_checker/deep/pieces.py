@@ -1,4 +1,4 @@
-"""The error that a function passes on from its argument: by slopes, or by its range where they are infinite."""
+"""The error of a function that an error of its argument causes: by slopes, or by its range if they are infinite."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from attnc_checker.ranges import UNKNOWN, Box, Range, Ranges, coefficients, hull
 from attnc_checker.vectors import most
 
 PIECES, NEAR_ENDS = 256, 48
-"""The equal pieces of an interval on which slopes are found, and the geometric ones towards each end. The prover uses
-half as many, so that its slopes are no narrower than those here."""
+"""Numbers of equal pieces of an interval on which slopes are found, and of geometric pieces towards each end. The
+prover uses half as many, so that its slopes are no narrower than those here."""
 ZERO, LINEAR = (arb(0), arb(0)), variable(0, 1)
 SLOPES = {
     "sin": "cos(t)",
@@ -34,23 +34,23 @@ SLOPES = {
     "sigmoid": "(1 - tanh(t/2)**2)/4",
     "softplus": "sigmoid(t)",
 }
-"""Derivatives, written so that interval arithmetic encloses them tightly. Other derivatives are taken from balls."""
+"""Derivatives, in a form that interval arithmetic encloses tightly. Other derivatives come from Taylor coefficients."""
 DERIVATIVES = {name: parse(text, ["t"]) for name, text in SLOPES.items()}
 
 
 class Piece(NamedTuple):
-    """g(T) − g(t) = G·(T − t) up to jump, G one of slopes, for t in [low, high] and T within e of it, held as g is."""
+    """g(T) − g(t) = G·(T − t) up to `jump`, with G in `slopes`, for t in [low, high] and |T − t| ≤ e."""
 
     low: arb
     high: arb
     slopes: Range
     jump: arb
-    values: Range  # of g at t and T
-    change: arb  # |g(T) − g(t)|
+    values: Range  # the range of g at t and T
+    change: arb  # a bound on |g(T) − g(t)|
 
 
 class Pieces:
-    """The pieces of [low, high], which holds t, while |T − t| ≤ e; one piece if the box is not halved either."""
+    """The pieces of the range [low, high] of t, with |T − t| ≤ e. There is one piece if the box is not halved."""
 
     def __init__(self, claim: StageClaim, low: arb, high: arb, e: arb, are_many: bool) -> None:
         function = parse(claim.function, ["t"])
@@ -62,14 +62,14 @@ class Pieces:
         inner = {float(x.mid()) for step in steps for x in (low + step, high - step)}
         edges = [low, *(arb(x) for x in sorted(inner) if low < x < high), high]
         found = [_piece(claim, function, a, b, e) for a, b in itertools.pairwise(edges)]
-        jump = most([piece.jump for piece in found])  # smaller ones cost nothing more
+        jump = most([piece.jump for piece in found])  # jumps up to the largest cost nothing more
         self.pieces = [
             piece._replace(slopes=ZERO, jump=jump) if piece.values[1] - piece.values[0] <= jump else piece
             for piece in found
         ]
 
     def around(self, t: Range = UNKNOWN) -> Piece:
-        """One piece for all t of a range; for all pieces if the range is nan."""
+        """Return one piece for all t of a range, or for all pieces if the range is nan."""
         first = bisect.bisect_left(self.pieces, t[0], key=lambda piece: piece.high)
         last = bisect.bisect_right(self.pieces, t[1], key=lambda piece: piece.low)
         met = self.pieces[first:last]
@@ -80,7 +80,7 @@ class Pieces:
 
 
 def _beyond(claim: StageClaim, low: arb, high: arb) -> arb:
-    """How far [low, high] reaches beyond the ends at which g is held."""
+    """Return the distance by which [low, high] exceeds the ends beyond which g is constant."""
     return arb(0) if claim.held is None else most([arb(claim.held[0]) - low, high - arb(claim.held[1]), arb(0)])
 
 
@@ -102,7 +102,7 @@ def _piece(claim: StageClaim, function: Function, low: arb, high: arb, e: arb) -
 
 
 def slopes_of(function: Function, ends: Range) -> tuple[arb, Range]:
-    """A ball that holds all slopes, nan if they are not known, and the values."""
+    """Return a ball that holds all slopes, or nan if they are not known, and the range of values."""
     (whole,) = evaluate(function, _Slopes(ends))
     return _slope(whole), whole.range
 
@@ -110,8 +110,8 @@ def slopes_of(function: Function, ends: Range) -> tuple[arb, Range]:
 class _Slopes(Models):
     """Values and slopes at all points of an interval: balls c_0 + c_1·τ.
 
-    At a kink slopes are those of both sides and all between (Clarke's derivative): g(T) − g(t) = G·(T − t) with one of
-    them by Lebourg's mean value theorem.
+    At a kink the slopes are those of both sides and all between them (Clarke's derivative). By Lebourg's mean value
+    theorem g(T) − g(t) = G·(T − t) with one of them.
     """
 
     def __init__(self, ends: Range) -> None:
