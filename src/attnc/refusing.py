@@ -124,8 +124,9 @@ def _search(
 
 
 def _largest_value(target: Target) -> float:
-    """Return the largest |f| at sampled points: about the error of a network that computes 0."""
-    return float(np.abs(target(sample_points(target.box.core(1.0), VALUE_SAMPLES))).max())
+    """Return the largest |f| at sampled points or a table's own: about the error of a network that computes 0."""
+    points = target.check_points()  # a table has no other values
+    return float(np.abs(target(sample_points(target.box.core(1.0), VALUE_SAMPLES) if points is None else points)).max())
 
 
 def _reached(refusal: AttncError, largest: float) -> tuple[Network | None, float | None]:
