@@ -6,10 +6,12 @@
 
 Method.  A gate is G(x) = Σ_k w_k(x)(v_k + u_k·x), w = softmax(a_k·x + c_k). The unknowns z are slopes, offsets, values
 and carried parts, with the symmetry of the function built in. For each row:
-1. Starts. Nearly even slopes with offsets −s·slope² for a ladder of spacings, which is a quadrature of the integral
-   that gives Φ; random slopes and offsets with a fixed seed; and the row with two keys fewer, with one more pair
-   outside it, at several scales. Values are solved by least squares.
-2. Gauss–Newton (Levenberg–Marquardt) from the best starts, for the sum of squared errors on a sample.
+1. Starts, in families. Nearly even slopes with offsets −s·slope² for a ladder of spacings, which is a quadrature of the
+   integral that gives Φ. Random slopes and offsets with a fixed seed. The row with two keys fewer, with one more pair
+   outside it, at several scales. For softplus, random keys with the outer two slopes 1 apart, which its tail eˣ needs.
+   The row itself is never a start. Values are solved by least squares, within ±`MAX_VALUE`.
+2. Gauss–Newton (Levenberg–Marquardt) for the sum of squared errors on a sample: a few steps from the best starts of
+   each family, then many from the best places found, each place once.
 3. Sequential linear programs for the largest error: |r + J·d| ≤ t with d in a trust region, t minimal, until t stands.
    Good rows of different spacings form a curved valley; a search in the first and in the last slope follows it.
 4. Digits. The fewest decimals whose error, with the values that `attnc` solves, is within 2 % of that of all digits.
@@ -27,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.optimize import least_squares, linprog
+from scipy.optimize import least_squares, linprog, lsq_linear
 
 from attnc.constructions.fitting.gate import OTHER_RECIPES, reciprocal_keys, solved_gate
 from attnc.functions import gate_table
@@ -38,10 +40,18 @@ from attnc.functions.trigonometric import graded_row
 TABLE = Path(gate_table.__file__)
 TOLERANCE = 0.02
 """A found row counts as equal to a stored one if its error exceeds that by at most this part."""
+NUM_RANDOM_STARTS, NUM_UNIT_GAP_STARTS = 60, 300
+"""Numbers of random starts of a row; solving the values of one takes less than 1 ms."""
 NUM_BEST_STARTS = 10
-"""Number of starts that are refined; the others are worse after their values are solved."""
-NUM_RANDOM_STARTS = 60
-"""Number of random starts of each row; a choice, not a measured optimum."""
+"""Number of starts of each family that are refined; the others are worse after their values are solved."""
+NUM_REFINED, HOPEFUL = 12, 30.0
+"""The search goes on from at most 12 places found with few steps, with errors at most 30 times that of the best place.
+For softplus:7 the least row is reached from a place whose error is 5 times that of the best."""
+FEW_STEPS, MANY_STEPS = 40, 2000
+"""Maximum numbers of Gauss–Newton steps. After 400 steps softplus:7 is still a factor of 4 above its minimum."""
+MAX_VALUE = 10.0
+"""Largest value of a key. Without this limit the rows of softplus, arctan and 1/(1 + y) with few keys end at values of
+10³ to 10¹². Their errors are 10 to 60 % smaller in float64, and in float32 the rounding of the values is larger."""
 MAX_PROGRAMS = 25
 """Maximum number of linear programs for one refinement, which bounds its time."""
 VALLEY_STEP, VALLEY_END = 1.05, 0.002
@@ -58,8 +68,8 @@ class RowProblem:
     """Find z = (shape, linear part) with a small largest error of the gate on the points x.
 
     `arrays(z)` are the keys. The first `num_shape` entries of z place slopes and offsets; the others enter linearly.
-    `starts` are shapes to begin from; `row(shape)` is the row as stored, without its error; `error(row)` is the largest
-    error of the gate that `attnc` makes of the row.
+    `starts` are families of shapes to begin from; `row(shape)` is the row as stored, without its error; `error(row)`
+    is the largest error of the gate that `attnc` makes of the row.
     """
 
     x: np.ndarray
@@ -67,7 +77,7 @@ class RowProblem:
     num_shape: int
     num_linear: int
     arrays: Callable[[np.ndarray], Arrays]
-    starts: tuple[np.ndarray, ...]
+    starts: tuple[tuple[np.ndarray, ...], ...]
     row: Callable[[np.ndarray], tuple[Any, ...]]
     error: Callable[[tuple[Any, ...]], float]
     shape_step: float = 1.0
@@ -81,24 +91,37 @@ class RowProblem:
         return _gate(self.arrays(z), self.x)[0] - self.f
 
     def jacobian(self, z: np.ndarray) -> np.ndarray:
-        """∂G/∂z: exact in the keys, and by central differences in the few numbers that place them."""
-        (a, c, v, u), x = self.arrays(z), self.x[:, None]
+        """∂G/∂z: exact in the keys, and by central differences in the few numbers of a graded row."""
+        (a, c, v, u), x, m = self.arrays(z), self.x[:, None], self.num_shape
         value, w = _gate((a, c, v, u), self.x)
         pull = w * (v + u * x - value[:, None])  # ∂G/∂c_k
-        columns = []
-        for j in range(len(z)):
-            step = np.zeros(len(z))
-            step[j] = self.shape_step if j < self.num_shape else 1.0  # exact where the keys are affine in z
-            above, below = self.arrays(z + step), self.arrays(z - step)
-            da, dc, dv, du = ((p - q) / (2 * step[j]) for p, q in zip(above, below, strict=True))
-            columns.append((pull * (da * x + dc) + w * (dv + du * x)).sum(axis=1))
-        return np.stack(columns, axis=1)
+        of_shape = self.fixed[:, :m] if self.num_slopes else self.directions(z, range(m))
+        da, dc, dv, du = np.concatenate([of_shape, self.fixed[:, m:]], axis=1)
+        return (pull * x) @ da.T + pull @ dc.T + w @ dv.T + (w * x) @ du.T
+
+    @functools.cached_property
+    def fixed(self) -> np.ndarray:
+        """∂(a, c, v, u)/∂z where the keys are affine in z: the linear part, and the shape unless the row is graded."""
+        size = self.num_shape + self.num_linear
+        return self.directions(np.zeros(size), range(size))
+
+    def directions(self, z: np.ndarray, entries: range) -> np.ndarray:
+        """∂(a, c, v, u)/∂z for some entries of z, by central differences."""
+        steps = np.eye(len(z))[list(entries)] * self.shape_step
+        moved = [(self.arrays(z + step), self.arrays(z - step)) for step in steps]
+        pairs = np.array(moved).reshape(len(steps), 2, 4, -1)
+        return np.moveaxis((pairs[:, 0] - pairs[:, 1]) / (2 * self.shape_step), 0, 1)
 
     def with_solved_values(self, shape: np.ndarray) -> np.ndarray:
-        """The shape, and the linear part that makes the sum of squares least."""
+        """The shape, and the linear part within `MAX_VALUE` that makes the sum of squares least."""
         z = np.concatenate([shape, np.zeros(self.num_linear)])
-        columns = self.jacobian(z)[:, self.num_shape :]
-        return np.concatenate([shape, np.linalg.lstsq(columns, -self.residual(z), rcond=1e-15)[0]])
+        value, w = _gate(self.arrays(z), self.x)
+        _, _, dv, du = self.fixed[:, self.num_shape :]
+        columns = w @ dv.T + (w * self.x[:, None]) @ du.T
+        linear = np.linalg.lstsq(columns, self.f - value, rcond=1e-15)[0]
+        if np.abs(linear).max(initial=0.0) > MAX_VALUE:
+            linear = lsq_linear(columns, self.f - value, (-MAX_VALUE, MAX_VALUE), "bvls").x
+        return np.concatenate([shape, linear])
 
 
 def _gate(arrays: Arrays, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -142,11 +165,13 @@ def table_problem(name: str, recipe: FittedKeys, p: int) -> RowProblem:
         return solved_gate(name, replace(recipe, rows={p: (*row, 0.0)}), p).error
 
     x = -np.concatenate([np.linspace(0.0, 1.0, 500)[1:] ** 1.5 * 30.0, np.geomspace(30.0, 200.0, 30)[1:]])
-    starts = (*_table_starts(m, odd), *_longer(recipe, p))
+    families = [_even(m, odd), _random(m, odd), _longer(recipe, p), *([] if recipe.is_pure else [_unit_gap(m, odd)])]
+    starts = tuple(map(tuple, families))
     return RowProblem(x, recipe.below(x), m + num_offsets, num_linear, arrays, starts, row, error, num_slopes=m)
 
 
-def _table_starts(m: int, odd: int) -> Iterator[np.ndarray]:
+def _even(m: int, odd: int) -> Iterator[np.ndarray]:
+    """Nearly even slopes, and offsets that fall with their squares."""
     k = np.arange(1.0, m + 1) - (0.0 if odd else 0.5)
     for spacing, growth, curvature in itertools.product(
         np.geomspace(0.7, 3.0, 20), (0.0, 0.002, 0.005, 0.01), (0.5, 0.55, 0.25, 0.275, 0.2)
@@ -154,10 +179,31 @@ def _table_starts(m: int, odd: int) -> Iterator[np.ndarray]:
         slopes = spacing * k * (1 + growth * k**2)
         offsets = -curvature * slopes**2
         yield np.concatenate([slopes, offsets if odd else offsets[1:] - offsets[0]])
+
+
+def _random(m: int, odd: int) -> Iterator[np.ndarray]:
+    """Random slopes and offsets."""
     rng = np.random.default_rng(m * 2 + odd)
     for _ in range(NUM_RANDOM_STARTS):
         slopes = np.cumsum(rng.uniform(0.3, 1.4, m))
         yield np.concatenate([slopes, rng.normal(0.0, 1.0, m - 1 + odd)])
+
+
+def _unit_gap(m: int, odd: int) -> Iterator[np.ndarray]:
+    """Random inner keys, and an outer pair whose slopes differ by 1.
+
+    softplus(x) approaches eˣ for x → −∞. There the head is the value of the second key times the ratio of the weights
+    of the outer two keys. That is eˣ if their slopes differ by 1 and the logarithm of the value is the rise of the
+    offset from the second key to the first. Values between 1.4 and 7.4 are tried.
+    """
+    rng = np.random.default_rng(m * 2 + odd)
+    for _ in range(NUM_UNIT_GAP_STARTS):
+        slopes = np.cumsum(rng.uniform(0.3, 1.4, m))
+        offsets = rng.normal(0.0, 1.0, m - 1 + odd)
+        if m > 1:
+            slopes[-1] = slopes[-2] + 1
+            offsets[-1] = (offsets[-2] if m + odd > 2 else 0.0) + rng.uniform(0.3, 2.0)
+        yield np.concatenate([slopes, offsets])
 
 
 def _longer(recipe: FittedKeys, p: int) -> Iterator[np.ndarray]:
@@ -199,7 +245,7 @@ def atan_problem(recipe: FittedKeys, p: int) -> RowProblem:
 
     x = -np.concatenate([np.linspace(0.0, 1.0, 300)[1:] ** 1.5 * 30.0, np.geomspace(30.0, 1e8, 400)[1:]])
     ladder = itertools.product((0.2, 0.4), (0.8, 1.1), (-0.5, 0.2, 1.0), (0.1, 0.5, 2.0))
-    starts = tuple(_graded_start(*start, largest=largest) for start in ladder)
+    starts = (tuple(_graded_start(*start, largest=largest) for start in ladder),)
     row = functools.partial(graded, largest=largest)
     return RowProblem(x, recipe.below(x), 4, m - 1, arrays, starts, row, error, 1e-5)
 
@@ -217,7 +263,7 @@ def reciprocal_problem(p: int) -> RowProblem:
 
     y = np.concatenate([[0.0], np.geomspace(1e-4, 1e10, 800)])
     ladder = itertools.product((-0.15, 0.02), (0.7, 1.0, 1.4), (-6.0, -4.0, -2.0, -1.0))
-    starts = tuple(_graded_start(*start) for start in ladder)
+    starts = (tuple(_graded_start(*start) for start in ladder),)
     return RowProblem(y, 1 / (1 + y), 3, p - 1, arrays, starts, graded, error, 1e-5)
 
 
@@ -226,16 +272,28 @@ def reciprocal_problem(p: int) -> RowProblem:
 
 def search(problem: RowProblem) -> tuple[Any, ...]:
     """The best row that the starts lead to, with its error as `attnc` finds it."""
-    solved = [problem.with_solved_values(shape) for shape in problem.starts]
-    solved = [z for z in solved if np.isfinite(z).all()]
-    solved.sort(key=problem.worst)
-    refined = sorted((_squares(problem, z) for z in solved[:NUM_BEST_STARTS]), key=problem.worst)
+    refined: list[np.ndarray] = []
+    for family in problem.starts:
+        solved = [z for z in map(problem.with_solved_values, family) if np.isfinite(z).all()]
+        refined += (_squares(problem, z, FEW_STEPS) for z in sorted(solved, key=problem.worst)[:NUM_BEST_STARTS])
+    refined = _distinct(problem, refined)[:NUM_REFINED]
+    refined = [z for z in refined if problem.worst(z) <= HOPEFUL * problem.worst(refined[0])]
+    refined = _distinct(problem, [_squares(problem, z, MANY_STEPS) for z in refined])
     level, m = sorted((_minimax(problem, z) for z in refined), key=problem.worst), problem.num_slopes
     best = level[0]
     for held in (0, m - 1, 0, m - 1) if m > 3 else (0,):
         best = _along_valley(problem, best, held)
     # A sample may miss an error beyond it: of the best, the row counts whose gate has the least error.
     return min((_rounded(problem, z) for z in (_minimax(problem, best), *level[:6])), key=lambda row: row[-1])
+
+
+def _distinct(problem: RowProblem, found: list[np.ndarray]) -> list[np.ndarray]:
+    """The rows sorted by their error. Of rows with almost equal errors only one stays: they are the same row."""
+    kept: list[np.ndarray] = []
+    for z in sorted(found, key=problem.worst):
+        if not kept or problem.worst(z) > problem.worst(kept[-1]) * (1 + STANDING):
+            kept.append(z)
+    return kept
 
 
 def _along_valley(problem: RowProblem, z: np.ndarray, held: int) -> np.ndarray:
@@ -262,35 +320,39 @@ def _along_valley(problem: RowProblem, z: np.ndarray, held: int) -> np.ndarray:
     return z
 
 
-def _squares(problem: RowProblem, z: np.ndarray) -> np.ndarray:
+def _squares(problem: RowProblem, z: np.ndarray, steps: int) -> np.ndarray:
     """Levenberg–Marquardt steps in the shape; the linear part is eliminated (variable projection after Kaufman)."""
     m = problem.num_shape
     scale = max(float(np.abs(problem.residual(z)).max()), 1e-15)
 
     def residual(shape: np.ndarray) -> np.ndarray:
+        if not np.isfinite(shape).all():
+            return np.full(len(problem.x), 1e9)
         return np.nan_to_num(problem.residual(problem.with_solved_values(shape)) / scale, nan=1e9)
 
     def jacobian(shape: np.ndarray) -> np.ndarray:
-        J = problem.jacobian(problem.with_solved_values(shape)) / scale
-        Q = np.linalg.qr(J[:, m:])[0]
+        z = problem.with_solved_values(shape)
+        J = problem.jacobian(z) / scale
+        Q = np.linalg.qr(J[:, m:][:, np.abs(z[m:]) < MAX_VALUE])[0]
         return np.nan_to_num(J[:, :m] - Q @ (Q.T @ J[:, :m]))
 
     with np.errstate(all="ignore"):
         found = least_squares(
-            residual, z[:m], jacobian, method="lm", x_scale="jac", ftol=1e-12, xtol=1e-12, gtol=1e-12, max_nfev=40
+            residual, z[:m], jacobian, method="lm", x_scale="jac", ftol=1e-12, xtol=1e-12, gtol=1e-12, max_nfev=steps
         ).x
     return problem.with_solved_values(found) if np.isfinite(found).all() else z
 
 
 def _minimax(problem: RowProblem, z: np.ndarray, held: int | None = None) -> np.ndarray:
     """Linear programs: the shape moves in a trust region, then the linear part is solved again for the new shape."""
-    m, radius, free = problem.num_shape, 0.1, np.arange(len(z)) != (-1 if held is None else held)
+    radius, free = 0.1, np.arange(len(z)) != (-1 if held is None else held)
     z = _with_level_values(problem, z)
     r = problem.residual(z)
     worst = float(np.abs(r).max())
     for _ in range(MAX_PROGRAMS):
-        reach, J = np.maximum(np.abs(z), 0.1)[free], problem.jacobian(z)[:, free]
-        program = _linear_step(r / worst, J / worst, reach, radius, m - (held is not None))
+        reach, J = np.maximum(np.abs(z), 0.1), problem.jacobian(z)[:, free]
+        low, high = _room(problem, z, radius * reach)
+        program = _linear_step(r / worst, J / worst, reach[free], low[free], high[free])
         if program is None or program[1] > 1 - STANDING or radius < 1e-8:
             break
         with np.errstate(all="ignore"):
@@ -318,14 +380,21 @@ def _with_level_values(problem: RowProblem, z: np.ndarray) -> np.ndarray:
     worst, columns = float(np.abs(r).max()), problem.jacobian(z)[:, m:]
     if not columns.shape[1] or not np.isfinite(worst):
         return z
-    program = _linear_step(r / worst, columns / worst, np.ones(columns.shape[1]), 1.0, 0)
+    low, high = (end[m:] for end in _room(problem, z, z))
+    program = _linear_step(r / worst, columns / worst, np.ones(columns.shape[1]), low, high)
     return z if program is None else z + np.concatenate([np.zeros(m), program[0]])
 
 
+def _room(problem: RowProblem, z: np.ndarray, reach: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The least and the largest step: the shape moves by at most `reach`, and values end within `MAX_VALUE`."""
+    is_shape = np.arange(len(z)) < problem.num_shape
+    return np.where(is_shape, -reach, -MAX_VALUE - z), np.where(is_shape, reach, MAX_VALUE - z)
+
+
 def _linear_step(
-    r: np.ndarray, J: np.ndarray, reach: np.ndarray, radius: float, num_held: int
+    r: np.ndarray, J: np.ndarray, reach: np.ndarray, low: np.ndarray, high: np.ndarray
 ) -> tuple[np.ndarray, float] | None:
-    """d that makes max |r + J·d| least, and that maximum; the first `num_held` entries have |d| ≤ radius·reach.
+    """d with low ≤ d ≤ high that makes max |r + J·d| least, and that maximum; `reach` is the usual size of d.
 
     The columns of J are nearly dependent. With J·diag(reach) = QR the program is solved for y = R·diag(1/reach)·d,
     whose columns Q are orthogonal.
@@ -338,13 +407,15 @@ def _linear_step(
     back = np.linalg.solve(R, np.diag(1 / scale))  # d/reach from the scaled y
     Q = Q / scale
     near = np.concatenate([np.concatenate([Q, -Q]), -np.ones((2 * n, 1))], axis=1)
-    held = np.concatenate([back[:num_held], -back[:num_held]])
-    size = np.maximum(np.abs(held).max(axis=1, initial=0.0, keepdims=True), 1e-300)
-    inside = np.concatenate([held / size, np.zeros((len(held), 1))], axis=1)
+    size = np.abs(back).max(axis=1, keepdims=True)
+    ends = np.concatenate([high / reach / size[:, 0], -low / reach / size[:, 0]])
+    inside = np.concatenate(
+        [np.concatenate([back, -back]) / np.tile(size, (2, 1)), np.zeros((2 * unknowns, 1))], axis=1
+    )
     found = linprog(
         np.append(np.zeros(unknowns), 1.0),
         A_ub=np.concatenate([near, inside]),
-        b_ub=np.concatenate([-r, r, radius / size[:, 0]]),
+        b_ub=np.concatenate([-r, r, ends]),
         bounds=[*[(None, None)] * unknowns, (0.0, None)],
         method="highs",
     )
