@@ -159,7 +159,10 @@ def table_problem(name: str, recipe: FittedKeys, p: int) -> RowProblem:
 
     def row(shape: np.ndarray) -> tuple[Any, ...]:
         height = shape[m:] if odd else np.concatenate([[0.0], shape[m:]])
-        return tuple(shape[:m].tolist()), tuple(height.tolist())
+        right = np.abs(shape[:m])  # the keys of a pair may have changed sides
+        order = np.argsort(right)
+        height = height[order] if odd else height[order] - height[order[0]]
+        return tuple(right[order].tolist()), tuple(height.tolist())
 
     def error(row: tuple[Any, ...]) -> float:
         return solved_gate(name, replace(recipe, rows={p: (*row, 0.0)}), p).error
