@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from attnc.constructions.built import round_above
+from attnc.constructions.built import ROUNDING_SHARE, round_above
 from attnc.constructions.construction import Request
 from attnc.errors import AttncError, BoundNotMet
 from attnc.network import Network
@@ -26,9 +26,6 @@ VALUE_SAMPLES = 256
 """Number of points at which the size of the values of f is sampled."""
 LEAST_ROUNDINGS = 64
 """Smallest eps that is tried, in roundings of max |f|: a smaller one is hardly ever proved."""
-ROUNDING_SHARE = 0.3
-"""Share of eps from which on the message names rounding as the limit: with a smaller share, more than two thirds of eps
-are left for the approximation, and more anchors may help."""
 
 
 def not_met(target: Target, network: Network, eps: float) -> BoundNotMet:

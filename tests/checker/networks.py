@@ -20,7 +20,7 @@ from attnc.ir.sparse import Sparse
 from attnc_checker.files import Tensor
 from attnc_checker.forms import ONE, Form, stacked
 from attnc_checker.forms import Head as ReducedHead
-from attnc_checker.jets import Poly, degree
+from attnc_checker.jets import Poly
 from attnc_checker.network import Reduction, Stage
 from attnc_checker.overflow import require_finite
 from attnc_checker.program import Program as StoredProgram
@@ -167,8 +167,8 @@ def point(box: Box, tau: Iterable[float]) -> list[arb]:
 
 
 def at_tau(poly: Poly, tau: Sequence[Any]) -> arb:
-    """The value of a polynomial: powers are products, as Arb has none of balls around 0."""
-    powers = {key: [arb(t) for i, t in enumerate(tau) for _ in range(degree(key, i))] for key in poly}
+    """The value of a polynomial: powers are products, as Arb has none of balls around 0. A key has 6 bits per power."""
+    powers = {key: [arb(t) for i, t in enumerate(tau) for _ in range(key >> 6 * i & 63)] for key in poly}
     return sum((math.prod(powers[key], start=x) for key, x in poly.items()), arb(0))
 
 

@@ -17,6 +17,9 @@ from attnc.targets.target import Target
 S = TypeVar("S")
 Progress = Callable[[str, float], None]
 """A callback that gets the current step and the fraction of it that is done."""
+ROUNDING_SHARE = 0.3
+"""Share of eps from which on the message names rounding as the limit: with a smaller share, more than two thirds of eps
+are left for the approximation, and more anchors may help."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +63,14 @@ def require(built: Built, eps: float | None, target: Target) -> Built:
     bound = built.bound
     if eps is None or bound is None or bound.value <= eps:
         return built
-    dtype, largest = str(built.program.dtype), max(bound.terms, key=lambda term: term.value)
-    change = f"a larger eps{', float64' if dtype == 'float32' else ''}, or a box closer to 0"
+    dtype, terms = str(built.program.dtype), {term.name: term.value for term in bound.terms}
+    advice = f"The {max(terms, key=lambda name: terms[name])} is the largest part. Choose a larger eps."
+    if terms.get("rounding", 0.0) > ROUNDING_SHARE * eps:
+        larger = f"a larger eps{', float64' if dtype == 'float32' else ''}, or a box closer to 0"
+        advice = f"Rounding in {dtype} limits the bound here. Choose {larger}."
     raise BoundNotMet(
         f"cannot bring the bound to eps={eps:g} for {target.describe()} on {target.box} with {built.construction}: "
-        f"it is {bound.value:.3g} = {bound}. The {largest.name} is the largest part. Choose "
-        f"{change if largest.name == 'rounding' else 'a larger eps, or another construction'}.",
+        f"it is {bound.value:.3g} = {bound}. {advice}",
         eps=eps,
         bound=bound.value,
         worst_box=built.worst_box,

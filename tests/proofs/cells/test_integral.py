@@ -124,4 +124,4 @@ def test_a_wrong_value_is_seen():
 
 def test_a_sample_in_a_thin_layer_does_not_stand_for_its_cell():
     net = attnc.compile("sign(x - 0.1),floor(x)", [(-2, 2)], eps=0.1, norm=3)
-    assert 0.02 <= net.certificate.observed <= 0.045  # 0.0366 by four million points
+    assert 0.025 <= net.certificate.observed <= 0.0366  # the norm by four million points
