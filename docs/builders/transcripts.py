@@ -15,7 +15,7 @@ def run(line: str) -> str:
     from attnc.cli import main
 
     if line.startswith("attnc verify"):  # a process of its own, which writes past this one's stdout
-        command = [sys.executable, "-m", "attnc.cli", *shlex.split(line)[1:]]
+        command = [sys.executable, "-m", "attnc", *shlex.split(line)[1:]]
         return subprocess.run(command, check=False, capture_output=True, encoding="utf-8").stdout.rstrip()
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out), contextlib.suppress(SystemExit):

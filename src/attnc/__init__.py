@@ -7,7 +7,16 @@ from attnc.compiling import compile
 from attnc.constructions import Built, Estimate
 from attnc.converting import convert, load_converted, mlp_network
 from attnc.converting.report import Report
-from attnc.errors import AttncError, BoundNotMet, DomainError, ExpressionError, FileError, InputError, ProgramError
+from attnc.errors import (
+    AttncError,
+    BoundNotMet,
+    DomainError,
+    ExpressionError,
+    FileError,
+    InputError,
+    MissingExtra,
+    ProgramError,
+)
 from attnc.ir import Affine, Attention, Program, Softmax
 from attnc.ir.layers import Head
 from attnc.ir.sparse import Sparse
@@ -46,6 +55,7 @@ __all__ = [
     "Head",
     "InputError",
     "Leaves",
+    "MissingExtra",
     "Network",
     "Parity",
     "Points",
@@ -83,3 +93,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(attnc_lab, name)
     raise AttributeError(f"module 'attnc' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

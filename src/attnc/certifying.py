@@ -33,7 +33,7 @@ reported as a defect."""
 def certify(
     built: Built,
     target: Target,
-    eps: float,
+    eps: float | None,
     p: float = math.inf,
     progress: Progress | None = None,
     seconds: float | None = None,
@@ -42,7 +42,7 @@ def certify(
     return prove(observe(built, target, eps, p, progress), built, target, progress, seconds)
 
 
-def observe(built: Built, target: Target, eps: float, p: float, progress: Progress | None) -> Network:
+def observe(built: Built, target: Target, eps: float | None, p: float, progress: Progress | None) -> Network:
     """Return the network with the bound of its theorem, and the error that a dense sample shows, or all of a table.
 
     The error of the expression itself is subtracted where it is unusual.
@@ -64,7 +64,7 @@ def prove(
     claim = network.certificate
     request = ProofRequest(
         p=float(claim.norm),
-        eps=network.eps or 0.0,
+        eps=network.eps or claim.bound or 0.0,  # without eps a bound far below the theorem's is not sought
         observed=claim.observed or 0.0,
         truncation=network.truncation,
         seconds=PROOF_SECONDS if seconds is None else seconds,
@@ -89,13 +89,13 @@ def certify_also(
         return network
     cast = dataclasses.replace(built, program=built.program.astype(dtype), bound=None)
     try:
-        claim = certify(cast, target, network.eps or 0.0, float(network.certificate.norm), progress).certificate
+        claim = certify(cast, target, network.eps, float(network.certificate.norm), progress).certificate
     except ProgramError:  # a weight overflows
         return network
     return network if claim.bound is None else dataclasses.replace(network, also={**network.also, dtype: claim})
 
 
-def _by_theorem(built: Built, target: Target, eps: float, p: float) -> Network:
+def _by_theorem(built: Built, target: Target, eps: float | None, p: float) -> Network:
     """Return the network with the bound of the construction's theorem, if there is one, and no observed error yet.
 
     A theorem is about the full softmax: the part that the engine leaves out of it is added.

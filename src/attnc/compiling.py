@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +25,8 @@ from attnc.targets.box import BoxLike
 from attnc.targets.sources import as_target
 from attnc.targets.target import Target
 
+DEFAULT_EPS = 1e-2
+"""The largest error if neither eps nor points_per_axis is given."""
 MAX_RETRIES = 6
 """Maximum number of retries of a construction with a smaller eps. Each costs a build and a proof. The 135 quickest
 cases of the corpus need none."""
@@ -36,7 +38,7 @@ would lower the error by a sixth."""
 def compile(  # the contract's name; inside this module nothing needs the builtin
     source: str | Target | Callable[[np.ndarray], Any],
     box: BoxLike | None = None,
-    eps: float = 1e-2,
+    eps: float | None = None,
     *,
     dtype: str = "float64",
     also: str | None = None,
@@ -47,6 +49,8 @@ def compile(  # the contract's name; inside this module nothing needs the builti
     norm: float | str = "inf",
     centres: str | None = None,
     heads: int | None = None,
+    beta: float | None = None,
+    points_per_axis: int | Sequence[int] | None = None,
     max_anchors: int = MAX_ANCHORS,
     max_bytes: int = MAX_BYTES,
     progress: Progress | None = None,
@@ -62,7 +66,7 @@ def compile(  # the contract's name; inside this module nothing needs the builti
     box
         The range of every variable; a Target has its own.
     eps
-        The largest error allowed anywhere on the box.
+        The largest error allowed anywhere on the box: 0.01 unless it is given. With points_per_axis there is none.
     dtype
         The arithmetic of the network, "float64" or "float32".
     also
@@ -79,6 +83,10 @@ def compile(  # the contract's name; inside this module nothing needs the builti
         "inf", or p ≥ 1 to measure the error in L_p over the box. Then the function may jump.
     centres, heads
         Options of some constructions: "grid" or "adaptive" cells, and the number of heads of a first layer.
+    beta
+        The inverse temperature of the constructions that select cells, in units of a cell. By default it is chosen.
+    points_per_axis
+        The number of cells per axis, or of every axis, in place of eps. The bound is then reported, not enforced.
     max_anchors, max_bytes
         Limits of the size of the network.
     progress
@@ -106,11 +114,16 @@ def compile(  # the contract's name; inside this module nothing needs the builti
     >>> net = attnc.compile("sin(x)", {"x": (-3, 3)}, eps=1e-3)
     >>> net.certificate.bound <= 1e-3
     True
+    >>> coarse = attnc.compile("sin(x)", {"x": (-3, 3)}, construction="max_affine", beta=50.0, points_per_axis=9)
+    >>> coarse.eps is None, coarse.num_anchors, coarse.certificate.bound > 0.1
+    (True, 9, True)
     """
     from threadpoolctl import threadpool_limits
 
+    if eps is None and points_per_axis is None:
+        eps = DEFAULT_EPS
     request = Request(
-        real_number("eps", eps),
+        None if eps is None else real_number("eps", eps),
         dtype,
         exponent(norm),
         max_anchors,
@@ -118,6 +131,8 @@ def compile(  # the contract's name; inside this module nothing needs the builti
         centres,
         heads,
         progress,
+        tuple(points_per_axis) if isinstance(points_per_axis, Sequence) else points_per_axis,
+        None if beta is None else real_number("beta", beta),
         construction=construction,
         criterion=criterion,
         also=also,
@@ -155,13 +170,14 @@ def _within_eps(target: Target, request: Request) -> _Attempt:
 
 
 def _proved(built: Built, target: Target, request: Request) -> _Attempt:
-    network = observe(built, target, request.goal, request.p, request.progress)
-    return _Attempt(built, prove(network, built, target, request.progress), request.goal)
+    network = observe(built, target, request.eps, request.p, request.progress)
+    eps = math.inf if request.eps is None else request.eps  # without eps every bound is accepted
+    return _Attempt(built, prove(network, built, target, request.progress), eps)
 
 
 def _refined(best: _Attempt, target: Target, request: Request) -> _Attempt:
     """Build again for a smaller eps while the proved error is above eps, and as long as that helps."""
-    last, asked = best, request.goal
+    last, asked = best, best.eps
     again: Callable[[], Built] | None = None
     for _ in range(MAX_RETRIES):
         if last.is_met or not last.can_be_finer:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnc.constructions.built import Progress
-from attnc.errors import FileError, InputError
+from attnc.errors import FileError, MissingExtra
 from attnc.model_card import summary
 from attnc.wording import ceiling
 
@@ -32,6 +31,7 @@ def run_demo(
     pictures.
     """
     from attnc import compile as compile_network
+    from attnc.cli.output import print_json
 
     try:
         out_dir.mkdir(parents=True, exist_ok=True)
@@ -45,7 +45,7 @@ def run_demo(
     networks = [papers, *cheapest]
     if json_output:
         rows = [summary(network) | {"name": f"{network.construction}, eps={network.eps}"} for network in networks]
-        print(json.dumps({"networks": rows, "figures": [str(path) for path in figures]}, indent=2))
+        print_json({"networks": rows, "figures": [str(path) for path in figures]})
     else:
         _print_table(networks, figures, missing)
     return figures
@@ -60,19 +60,16 @@ def _draw(networks: list[Network], out_dir: Path, progress: Progress | None) -> 
             progress("drawing", done / len(networks))
         try:
             plot(network, out_dir / name)
-        except InputError as error:
-            if "attnc[plots]" not in str(error):
-                raise
+        except MissingExtra as error:
             return [], str(error)
         figures.append(out_dir / name)
     return figures, None
 
 
 def _print_table(networks: list[Network], figures: list[Path], missing: str | None) -> None:
-    from rich.console import Console
     from rich.text import Text
 
-    from attnc.cli.output import plain_table
+    from attnc.cli.output import console, plain_table
 
     first = networks[0]
     sizes = ("eps", "anchors", "heads", "layers", "parameters")
@@ -83,17 +80,17 @@ def _print_table(networks: list[Network], figures: list[Path], missing: str | No
         assert claim.bound is not None  # these networks are proved, or compile raises
         errors = ceiling(claim.bound), f"{claim.observed:.3g}"
         table.add_row(network.construction, f"{network.eps:g}", *(f"{count:,}" for count in counts), *errors)
-    console = Console(highlight=False)
-    console.print(Text.assemble((EXPRESSION, "bold"), f" on {first.box}"))
-    console.print("as affine maps and softmax attention, constructed, not trained:")
-    console.print(table)
-    console.print(
+    screen = console()
+    screen.print(Text.assemble((EXPRESSION, "bold"), f" on {first.box}"))
+    screen.print("as affine maps and softmax attention, constructed, not trained:")
+    screen.print(table)
+    screen.print(
         f"{PAPERS} is the papers' partition, the others are the cheapest construction found for each eps. The "
         f"bound holds on the whole box in {first.dtype}, rounding included; the observed error is the largest seen at "
         "samples.",
         style="dim",
     )
     for path in figures:
-        console.print(Text.assemble(("wrote ", "green"), str(path)), soft_wrap=True)
+        screen.print(Text.assemble(("wrote ", "green"), str(path)), soft_wrap=True)
     if missing:
-        console.print(Text(f"no pictures: {missing}"), soft_wrap=True)
+        screen.print(Text(f"no pictures: {missing}"), soft_wrap=True)

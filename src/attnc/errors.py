@@ -84,6 +84,35 @@ class InputError(AttncError):
     """
 
 
+class MissingExtra(InputError):
+    """A package of an optional extra cannot be imported. The message tells the command that installs it.
+
+    Parameters
+    ----------
+    what : str
+        The feature that needs the package, with its verb: "pictures need".
+    package : str
+        The package.
+    extra : str
+        The extra of attnc that installs it.
+    found : ImportError, optional
+        The error of the import, whose words may name another cause than a missing package.
+
+    Examples
+    --------
+    >>> import attnc
+    >>> print(attnc.MissingExtra("pictures need", "matplotlib", "plots"))
+    pictures need matplotlib. Install it with: pip install 'attnc[plots]' (in a checkout: ...)
+    """
+
+    def __init__(self, what: str, package: str, extra: str, found: ImportError | None = None) -> None:
+        because = "" if found is None else f", which cannot be imported ({found})"
+        super().__init__(
+            f"{what} {package}{because}. Install it with: pip install 'attnc[{extra}]' (in a checkout: "
+            f"pip install -c constraints.txt -e '.[{extra}]')"
+        )
+
+
 class ProgramError(AttncError):
     """A program breaks the rules of `attnc.ir.spec`, such as widths that do not fit.
 

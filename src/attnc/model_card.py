@@ -16,6 +16,7 @@ from attnc.wording import (
     one_line,
     percent,
     plural,
+    remarks,
     shown,
     without_expression,
 )
@@ -36,6 +37,7 @@ def model_card(network: Network) -> str:
         "\n".join(f"- **{name}:** {value}" for name, value in _facts(network)),
         "## How far off it can be",
         _claims(network),
+        *remarks(network),
         *_ledger(network),
         *_assumptions(network),
         "## Run it",
@@ -116,6 +118,10 @@ def _claims(network: Network) -> str:
     else:
         lines = [f"**Bound (proven):** {bound}", f"**Observed error (sampled):** {observed}"]
         lines += [f"**In {dtype}:** {escape(claimed)}." for dtype, claimed in elsewhere(network)]
+    lines.append(
+        "**Outside the box:** nothing is claimed. `net(points)` refuses points there, unless `outside` is `clamp` or "
+        "`allow`. `to_torch` and `export_onnx` take `outside` as well: `clamp`, `nan` or `allow`."
+    )
     return "\n".join(f"- {line}" for line in lines)
 
 

@@ -30,9 +30,12 @@ from attnc.proofs.staged.claims import stated_derivation
 from attnc.targets.box import Box, BoxLike
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.expression import Expression
-from attnc.wording import NOT_CERTIFIED, ceiling, function_of, plural
+from attnc.wording import NOT_CERTIFIED, ON_EXPORT, ceiling, function_of, plural
 
 OUTSIDE = ("raise", "clamp", "allow")
+"""What a network does at a point outside its box."""
+BEYOND = ("clamp", "nan", "allow")
+"""What an exported network does there: torch modules and ONNX files cannot refuse a point."""
 PART_TOLERANCE = 0.003
 """The bound on a part of the box is sought to within this share of the error seen there: a bound is printed with three
 digits."""
@@ -589,13 +592,24 @@ class Network:
 
         plot_certificate(self, path)
 
-    def to_torch(self) -> Any:
+    def to_torch(self, *, outside: str = "allow") -> Any:
         """Return a torch.nn.Module in the program's dtype: same inputs, same outputs, differentiable in its inputs.
+
+        Parameters
+        ----------
+        outside : str
+            For points outside the box: "clamp" to move them to it, "nan" to return NaN, or "allow" to compute there,
+            where nothing is claimed.
 
         Returns
         -------
         torch.nn.Module
             The module. It needs torch.
+
+        Raises
+        ------
+        InputError
+            If `outside` is another word.
 
         Examples
         --------
@@ -606,15 +620,24 @@ class Network:
         """
         from attnc.engines.torch_engine import to_torch
 
-        return to_torch(self.program)
+        return to_torch(self.program, self._limits(outside), is_nan_outside=outside == "nan")
 
-    def export_onnx(self, path: str | Path) -> Parity:
+    def _limits(self, outside: str) -> tuple[np.ndarray, np.ndarray] | None:
+        """Return the box that an export keeps its inputs to, None if it takes all; InputError for an unknown word."""
+        if outside not in BEYOND:
+            raise InputError(f"outside must be one of {', '.join(BEYOND)}; found {outside!r}")
+        return None if outside == "allow" else (self.box.lo, self.box.hi)
+
+    def export_onnx(self, path: str | Path, *, outside: str = "allow") -> Parity:
         """Write an ONNX file, and run it against the reference on a sample.
 
         Parameters
         ----------
         path : str or path
             The file.
+        outside : str
+            For points outside the box: "clamp" to move them to it, "nan" to return NaN, or "allow" to compute there,
+            where nothing is claimed. The metadata of the file state the box and this word.
 
         Returns
         -------
@@ -625,6 +648,8 @@ class Network:
         ------
         FileError
             If the file cannot be written.
+        InputError
+            If `outside` is another word.
 
         Examples
         --------
@@ -636,13 +661,17 @@ class Network:
         """
         from attnc.exports.onnx_file import export_onnx, run_onnx
 
+        limits = self._limits(outside)
         facts = {
             "expression": self.expression,
             "construction": self.construction,
             "bound": self.certificate.bound,
             "arithmetic of the bound": self.certificate.dtype,
+            "box": self.box,
+            "outside the box": ON_EXPORT[outside],
         }
-        export_onnx(self.program, path, metadata={name: str(fact) for name, fact in facts.items() if fact is not None})
+        stated = {name: str(fact) for name, fact in facts.items() if fact is not None}
+        export_onnx(self.program, path, metadata=stated, limits=limits, is_nan_outside=outside == "nan")
         flat = sample_points(self.box, int(max(16, min(200, 2**24 // max(1, self.num_anchors)))))
         inputs = split_columns(flat, self.program.input_shapes)
         differences = np.abs(run_onnx(path, inputs) - self.program(*inputs))

@@ -25,13 +25,14 @@ def plan(
     eps: float = 1e-2,
     *,
     dtype: str = "float64",
+    criterion: str = "multiply_adds",
     lipschitz: float | None = None,
     hessian_bound: float | None = None,
     norm: float | str = "inf",
     max_anchors: int = MAX_ANCHORS,
     max_bytes: int = MAX_BYTES,
 ) -> list[Estimate]:
-    """List the cost of every construction for this eps, the cheapest by multiply-adds first.
+    """List the cost of every construction for this eps, the cheapest by `criterion` first.
 
     Costs are found by the work that they depend on. Compositions, gates, clips, ReLU networks, tables and heads of one
     variable are fitted, and the fit is kept: building it later is free. A spectral grid is sized from sections of the
@@ -39,7 +40,7 @@ def plan(
 
     Parameters
     ----------
-    source, box, eps, dtype, lipschitz, hessian_bound, norm, max_anchors, max_bytes
+    source, box, eps, dtype, criterion, lipschitz, hessian_bound, norm, max_anchors, max_bytes
         The same as for `attnc.compile`.
 
     Returns
@@ -63,7 +64,7 @@ def plan(
     """
     from threadpoolctl import threadpool_limits
 
-    request = Request(real_number("eps", eps), dtype, exponent(norm), max_anchors, max_bytes)
+    request = Request(real_number("eps", eps), dtype, exponent(norm), max_anchors, max_bytes, criterion=criterion)
     target = as_target(source, box, lipschitz, request.p, hessian_bound)
     with threadpool_limits(1):
         rows = [estimate(construction, target, request) for construction in CATALOGUE]
@@ -76,7 +77,7 @@ def candidates(target: Target, request: Request) -> Iterator[Callable[[], Built]
         yield _build(construction_named(request.construction), target, request)
         return
     suited = [construction for construction in CATALOGUE if construction.suits(target, request)]
-    if len(suited) > 1 and not request.centres and not request.heads:
+    if len(suited) > 1 and not request.options.keys() - {"norm"}:
         for row in cheapest_first(target, request, suited):
             yield row.build or _build(construction_named(row.name), target, request)
         return

@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 
 NOT_CERTIFIED = "not certified"
 OUT_OF_TIME = "The proof ran out of time"
+ON_EXPORT = {
+    "clamp": "a point is moved to the box, and the value is that at the moved point",
+    "nan": "the value is NaN",
+    "allow": "a value is computed, and nothing is claimed about it",
+}
+"""What an exported network does outside the box."""
 Mark = Callable[[str], str]
 """The way in which a surface shows a text: in bold, or escaped."""
 
@@ -158,6 +164,16 @@ def rounding_where(claim: Certificate) -> str:
         return "rounding included"
     lo, hi = claim.core
     return f"rounding included on [{lo:g}, {hi:g}], in exact arithmetic beyond"
+
+
+def remarks(network: Network) -> list[str]:
+    """Return sentences about a network that would surprise a reader: no head at all, or no eps."""
+    found = []
+    if not network.program.num_heads:
+        found.append("The function is affine: an affine map computes it by itself, and no attention head is needed.")
+    if network.eps is None:
+        found.append("No eps was asked for: the bound is reported, not enforced.")
+    return found
 
 
 def function_of(network: Network) -> str:

@@ -28,7 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
         if chosen.json:
             first, *others = map(dataclasses.asdict, verdicts)
             whole = {"proved": all(verdict.proved for verdict in verdicts), "others": others} if others else {}
-            print(json.dumps({**first, **whole}, ensure_ascii=False))
+            print(json.dumps({**first, **whole}, indent=2))
         else:
             for verdict in verdicts:
                 _tell(verdict)

@@ -68,9 +68,7 @@ def _page(folder: Folder, found: list[Finding]) -> str:
     try:
         import jinja2
     except ImportError as error:
-        raise attnc.InputError(
-            f"the report needs jinja2 ({error}): pip install -c constraints.txt 'attnc[lab]'"
-        ) from None
+        raise attnc.MissingExtra("the report needs", "jinja2", "lab", error) from None
     text = resources.files("attnc_lab").joinpath(TEMPLATE).read_text(encoding="utf-8")
     template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(text)
     done = {finding.experiment.name for finding in found}

@@ -72,9 +72,7 @@ def versions() -> dict[str, str]:
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            raise attnc.InputError(
-                f"the lab needs {name}: pip install -c constraints.txt 'attnc[lab]' (from a checkout: -e '.[lab]')"
-            ) from None
+            raise attnc.MissingExtra("the lab needs", name, "lab") from None
     return found
 
 
@@ -167,9 +165,7 @@ def _cluster(address: str) -> Iterator[Executor]:
     try:
         client = importlib.import_module("distributed").Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
     except ImportError as error:
-        raise attnc.InputError(
-            f"a cluster needs distributed ({error}): pip install -c constraints.txt 'attnc[cluster]'"
-        ) from None
+        raise attnc.MissingExtra("a cluster needs", "distributed", "cluster", error) from None
     except (OSError, ValueError, TypeError) as error:
         raise attnc.InputError(
             f"no dask scheduler answers at {address!r} ({type(error).__name__}: {error}). Start one with `dask "

@@ -140,7 +140,7 @@ def test_albert_uses_one_block_twelve_times(albert, reactions):
 
 def test_command_line_and_one_call_to_load(minilm, tmp_path):
     out = tmp_path / "converted"
-    command = [sys.executable, "-m", "attnc.cli", "convert", str(minilm), "--out", str(out), "--json"]
+    command = [sys.executable, "-m", "attnc", "convert", str(minilm), "--out", str(out), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)

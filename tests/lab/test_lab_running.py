@@ -154,7 +154,7 @@ def test_a_power_is_recognised_with_its_confidence() -> None:
 
 def started(path: Path, num_cells: int) -> tuple[list[str], subprocess.Popen[str], Path]:
     """A run in a session of its own, after more than this number of cells: the command, the process, the cells."""
-    command = [sys.executable, "-m", "attnc.cli", "lab", "run", "temperature", "--out"]
+    command = [sys.executable, "-m", "attnc", "lab", "run", "temperature", "--out"]
     process = subprocess.Popen([*command, str(path)], start_new_session=True, stderr=subprocess.PIPE, text=True)
     cells, until = path / "cells/temperature", time.monotonic() + 300
     while time.monotonic() < until and not (cells.exists() and len(os.listdir(cells)) > num_cells):

@@ -5,17 +5,19 @@ from __future__ import annotations
 import io
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from attnc.cli import icl, lab  # noqa: F401  # they register their commands
 from attnc.cli.commands import app
-from attnc.cli.output import print_json
+from attnc.cli.output import Volume, print_json, reset_volume, volume
 from attnc.errors import AttncError, BoundNotMet, ExpressionError, FileError, InputError
 from attnc.wording import printable
 
 DONE, NOT_MET, BAD_INPUT, INTERRUPTED, CLOSED_PIPE = 0, 1, 2, 130, 141
 """The exit codes. The last two are the shell's: 128 and the number of the signal."""
+WHOLE = "no file is left half written"
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -39,6 +41,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 def _run(arguments: list[str]) -> int:
     as_json = "--json" in arguments
+    reset_volume()
     try:
         app(args=arguments, prog_name="attnc")
     except AttncError as error:
@@ -47,8 +50,8 @@ def _run(arguments: list[str]) -> int:
     except MemoryError:
         _report(InputError("not enough memory. Choose a larger eps, or smaller max_anchors and max_bytes."), as_json)
         return BAD_INPUT
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    except KeyboardInterrupt as interrupt:
+        return _interrupted(interrupt)
     except OSError as error:
         if isinstance(error, BrokenPipeError):
             return CLOSED_PIPE
@@ -58,6 +61,9 @@ def _run(arguments: list[str]) -> int:
         # typer and rich end the program themselves; the cause is the exception's context.
         if isinstance(ending.__context__, BrokenPipeError):
             return CLOSED_PIPE
+        cause = None if ending.__context__ is None else ending.__context__.__cause__
+        if isinstance(cause, KeyboardInterrupt):
+            return _interrupted(cause)
         message = getattr(ending.__context__, "format_message", None)
         if as_json and ending.code == BAD_INPUT and message is not None:
             print_json({"error": {"type": "UsageError", "message": message()}})
@@ -65,7 +71,15 @@ def _run(arguments: list[str]) -> int:
     return DONE
 
 
+def _interrupted(interrupt: KeyboardInterrupt) -> int:
+    """Say in a sentence that the work was interrupted, and what is left of it."""
+    print(f"interrupted: {interrupt.args[0] if interrupt.args else WHOLE}", file=sys.stderr)
+    return INTERRUPTED
+
+
 def _report(error: AttncError, as_json: bool) -> None:
+    if volume() is Volume.VERBOSE:
+        traceback.print_exception(error)
     print(f"error: {printable(str(error))}", file=sys.stderr)
     if not as_json:
         return

@@ -2,52 +2,83 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from attnc.cli.children import run_child
 from attnc.cli.options import (
     Arithmetic,
-    Eps,
+    Command,
+    Criterion,
     ExpressionCommand,
+    Force,
+    Inputs,
     Json,
+    MaxAnchors,
     Norm,
+    Output,
+    Quiet,
     Ranges,
     Saved,
+    Table,
+    Verbose,
     check_writable,
     command_line,
+    completed,
+    one_of,
     optional,
-    read_box,
+    read_counts,
     read_norm,
     read_point,
 )
-from attnc.cli.output import console, ledger_table, panel, plain_table, print_json, print_parts, progress_bar
+from attnc.cli.output import (
+    Volume,
+    console,
+    ledger_table,
+    note,
+    panel,
+    plain_table,
+    print_json,
+    print_parts,
+    progress_bar,
+    say,
+    volume,
+)
 from attnc.cli.tables import read_source, read_text
+from attnc.constructions.catalogue import CATALOGUE
 from attnc.errors import FileError, InputError
+from attnc.network import BEYOND, OUTSIDE
+from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.wording import one_line, printable, value_note
 
 if TYPE_CHECKING:
     import numpy as np
 
     from attnc.converting.report import Report
+    from attnc.network import Network
 
-COMPILE_OPTIONS = ("eps", "dtype", "also", "construction", "criterion", "centres", "heads", "max_anchors", "max_bytes")
+CONSTRUCTIONS = ("auto", *(construction.name for construction in CATALOGUE))
+COMPILE_OPTIONS = (
+    *("eps", "dtype", "also", "construction", "criterion", "centres", "heads", "beta", "max_anchors", "max_bytes"),
+)
 """The options of `attnc compile` that attnc.compile takes as they are."""
+NOT_REPEATED = (None, "expression", "json_output", "plot", "force", "help")
+"""The parameters of `attnc compile` that do not change the network: the stored command is without them."""
 PLAN_FIELDS = ("name", "anchors", "heads", "layers", "parameters", "multiply_adds", "error", "why_not")
 MAX_TEXT_BYTES = 2**20
 """The longest file of texts for `convert`, which bounds the time of measuring."""
 
 app = typer.Typer(
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     help="Compiles mathematics into softmax attention, and proves how far off the result can be.",
     epilog="Example:\n\nattnc compile 'sin(x)+cos(y)' --box x=-3:3 --box y=-3:3 --eps 0.05 --out net\n\n"
-    "Exit codes: 0 done, 1 the bound was not met or not re-proved, 2 bad input or usage.",
+    "Exit codes: 0 done, 1 the bound was not met or not re-proved, 2 bad input or usage, 130 interrupted.",
 )
 
 
@@ -56,7 +87,8 @@ app = typer.Typer(
     cls=ExpressionCommand,
     epilog='Examples:\n\nattnc compile "sin(x)+cos(y)" --box x=-3:3 --box y=-3:3 --eps 0.05 --out net\n\n'
     'attnc compile "-x**2" --box x=-pi:pi --eps 0.1 --json\n\n'
-    "attnc compile --csv table.csv --inputs x,y --output z --eps 1e-3 --out net",
+    "attnc compile --csv table.csv --inputs x,y --output z --eps 1e-3 --out net\n\n"
+    'attnc compile "sin(x)" --box x=-3:3 --construction max_affine --points-per-axis 9 --beta 50 --plot net.svg',
 )
 def compile_command(
     context: typer.Context,
@@ -65,64 +97,120 @@ def compile_command(
         typer.Argument(metavar="EXPR", help="The function, e.g. 'sin(x)*y' or '(x+y, x*y)'.", show_default=False),
     ] = None,
     box: Ranges = None,
-    csv: Annotated[Path | None, optional("A table instead of an expression: a CSV file.")] = None,
-    inputs: Annotated[str | None, optional("The table's input columns.", metavar="X,Y")] = None,
-    output: Annotated[str | None, optional("The table's output column, or columns.", metavar="Z")] = None,
-    eps: Eps = 1e-2,
+    csv: Table = None,
+    inputs: Inputs = None,
+    output: Output = None,
+    eps: Annotated[
+        float | None,
+        optional("The largest error allowed on the box, or at a table's points: 0.01 by default.", metavar="E"),
+    ] = None,
+    points_per_axis: Annotated[
+        str | None,
+        optional("Cells per axis, instead of --eps: the bound is then reported, not enforced.", metavar="N or N,M"),
+    ] = None,
+    beta: Annotated[
+        float | None,
+        optional("The inverse temperature of the cells, in units of a cell; chosen by default.", metavar="B"),
+    ] = None,
     dtype: Arithmetic = "float64",
-    also: Annotated[str | None, optional("A second arithmetic to certify the same weights for.")] = None,
-    construction: Annotated[str, typer.Option(help="The theorem to build by.")] = "auto",
-    criterion: Annotated[
-        str, typer.Option(help="The cost that auto minimises: multiply_adds, anchors, parameters or layers.")
-    ] = "multiply_adds",
+    also: Annotated[
+        str | None,
+        one_of("A second arithmetic in which the same weights are certified", tuple(UNIT_ROUNDOFF), default=False),
+    ] = None,
+    construction: Annotated[
+        str, one_of("The theorem to build by; auto takes the cheapest that suits", CONSTRUCTIONS)
+    ] = "auto",
+    criterion: Criterion = "multiply_adds",
     norm: Norm = "inf",
-    centres: Annotated[str | None, optional("The places of the cells: grid, or adaptive.")] = None,
-    heads: Annotated[int | None, optional("The heads of the first layer, for two layers.")] = None,
-    max_anchors: Annotated[int | None, optional("Refuse to build more anchors.")] = None,
-    max_bytes: Annotated[int | None, optional("Refuse to use more memory.")] = None,
-    out: Annotated[Path | None, optional("Save the network as this folder.")] = None,
+    centres: Annotated[
+        str | None, one_of("The places of the cells of max_affine", ("grid", "adaptive"), default=False)
+    ] = None,
+    heads: Annotated[
+        int | None, optional("The heads of the first layer of two_layer and attention_softmax.", metavar="H")
+    ] = None,
+    max_anchors: MaxAnchors = None,
+    max_bytes: Annotated[int | None, optional("Refuse to use more memory than this.", metavar="N")] = None,
+    out: Annotated[Path | None, optional("Save the network as this folder.", metavar="NET")] = None,
+    force: Force = False,
+    plot: Annotated[
+        Path | None, optional("Draw the network into this file: .svg, .pdf or .png.", metavar="FILE")
+    ] = None,
     json_output: Json = False,
 ) -> None:
-    """Build a network for an expression, with a proven bound on its error, or for a table."""
+    """Build a network for an expression or a table, and prove how far off it can be."""
     from attnc import compile as compile_network
+    from attnc.compiling import DEFAULT_EPS
     from attnc.exports.directory import NETWORK
     from attnc.model_card import summary
 
     source, ranges = read_source(expression, box or [], csv, inputs, output)
     if out is not None:
-        check_writable(out, NETWORK)
-    names = [param.name for param in context.command.params if param.name not in (None, "expression", "json_output")]
-    given = {name: context.params[name] for name in names if name in context.params}  # there is no value for --help
+        check_writable(out, NETWORK, force=force)
+    if plot is not None:
+        _check_picture(plot)
+    given = {name: value for name, value in context.params.items() if name not in NOT_REPEATED}
+    if eps is None and points_per_axis is None:
+        given["eps"] = DEFAULT_EPS
     options = {name: given[name] for name in COMPILE_OPTIONS if given[name] is not None} | {"norm": read_norm(norm)}
+    if points_per_axis is not None:
+        options["points_per_axis"] = read_counts(points_per_axis)
     with progress_bar() as progress:
         command = command_line(expression, given)
         network = compile_network(source, box=ranges, progress=progress, command=command, **options)
         if out is not None:
             network.save(out)
+        if plot is not None:
+            _draw(network, plot, source)
+    written = [(name, str(path)) for name, path in (("saved", out), ("picture", plot)) if path is not None]
     if json_output:
-        print_json(summary(network) | {"out": None if out is None else str(out)})
+        files = {"out": None if out is None else str(out), "plot": None if plot is None else str(plot)}
+        print_json(summary(network) | files)
     else:
-        print_parts(panel(network, [] if out is None else [("saved", str(out))]))
+        print_parts(panel(network, written))
+
+
+def _check_picture(path: Path) -> None:
+    """Raise before the work if a picture cannot be written after it."""
+    from attnc.plots.drawing import check_picture
+
+    check_picture(path)
+
+
+def _draw(network: Network, path: Path, source: object = None, output: int = 0) -> None:
+    """Draw a network, beside its target where only the source of the command has it."""
+    network.plot(path, None if network.expression is not None or isinstance(source, str) else source, output=output)
 
 
 @app.command(
     "plan",
     cls=ExpressionCommand,
-    epilog='Example:\n\nattnc plan "exp(sin(x)*y)" --box x=-2:2 --box y=-2:2 --eps 1e-6',
+    epilog='Examples:\n\nattnc plan "exp(sin(x)*y)" --box x=-2:2 --box y=-2:2 --eps 1e-6\n\n'
+    "attnc plan --csv table.csv --inputs x,y --output z --eps 1e-3 --criterion anchors",
 )
 def plan_command(
-    expression: Annotated[str, typer.Argument(metavar="EXPR", help="The function, e.g. 'sin(x)*y'.")],
+    expression: Annotated[
+        str | None, typer.Argument(metavar="EXPR", help="The function, e.g. 'sin(x)*y'.", show_default=False)
+    ] = None,
     box: Ranges = None,
-    eps: Eps = 1e-2,
+    csv: Table = None,
+    inputs: Inputs = None,
+    output: Output = None,
+    eps: Annotated[
+        float, typer.Option(metavar="E", help="The largest error allowed on the box, or at a table's points.")
+    ] = 1e-2,
     dtype: Arithmetic = "float64",
+    criterion: Criterion = "multiply_adds",
     norm: Norm = "inf",
+    max_anchors: MaxAnchors = None,
     json_output: Json = False,
 ) -> None:
     """Show the cost of every construction for an eps, the cheapest first. Nothing is certified or written."""
     from attnc import plan
 
+    source, ranges = read_source(expression, box or [], csv, inputs, output)
+    limits = {} if max_anchors is None else {"max_anchors": max_anchors}
     with progress_bar():
-        rows = plan(expression, box=read_box(box or []), eps=eps, dtype=dtype, norm=read_norm(norm))
+        rows = plan(source, box=ranges, eps=eps, dtype=dtype, criterion=criterion, norm=read_norm(norm), **limits)
     if json_output:
         print_json([{name: getattr(row, name) for name in PLAN_FIELDS} for row in rows])
         return
@@ -142,15 +230,19 @@ def plan_command(
             print_parts(Text.assemble((f"{row.name}: ", "cyan"), (row.why_not, "dim")))
 
 
-@app.command("eval", epilog="Example:\n\nattnc eval net x=0.5 y=pi/4")
+@app.command("eval", cls=Command, epilog="Example:\n\nattnc eval net x=0.5 y=pi/4")
 def eval_command(
     net: Saved,
-    assignments: Annotated[list[str], typer.Argument(metavar="NAME=VALUE...", help="A value for every variable.")],
-    outside: Annotated[str, typer.Option(help="For a point outside the box: raise, clamp or allow.")] = "raise",
-    dtype: Annotated[str | None, optional("The arithmetic, if not that of the stored weights.")] = None,
+    assignments: Annotated[list[str], typer.Argument(metavar="NAME=VALUE", help="A value for every variable.")],
+    outside: Annotated[
+        str, one_of("For a point outside the box, refuse it, move it to the box, or compute without a bound", OUTSIDE)
+    ] = "raise",
+    dtype: Annotated[
+        str | None, one_of("The arithmetic, if not that of the stored weights", tuple(UNIT_ROUNDOFF), default=False)
+    ] = None,
     json_output: Json = False,
 ) -> None:
-    """Evaluate a saved network at a point: value ± bound."""
+    """Evaluate a saved network at a point: value ± bound. With --quiet the value alone."""
     import numpy as np
 
     from attnc import load
@@ -182,12 +274,15 @@ def eval_command(
     is_claimed = is_inside or (outside == "clamp" and not network.certificate.is_of_table)
     claim = value_note(network.certificate, is_claimed=is_claimed, is_rounding_counted=is_rounding_counted)
     for name, i in _output_names(values):
-        print(f"{name + ' = ' if values.ndim else ''}{values[i]!s} {claim}")
+        if volume() is Volume.QUIET:
+            print(values[i])
+        else:
+            print(f"{name + ' = ' if values.ndim else ''}{values[i]!s} {claim}")
     if not is_inside and outside == "clamp":
         moved = ", ".join(f"{name} = {x:.6g}" for name, x in zip(network.variables, met[0], strict=True))
-        print(f"note: the point was moved into the box, to {moved}", file=sys.stderr)
+        note(f"the point was moved into the box, to {moved}")
     elif not is_inside:
-        print("note: the point is outside the box; nothing is claimed there", file=sys.stderr)
+        note("the point is outside the box; nothing is claimed there")
 
 
 def _output_names(values: np.ndarray) -> list[tuple[str, tuple[int, ...]]]:
@@ -198,11 +293,14 @@ def _output_names(values: np.ndarray) -> list[tuple[str, tuple[int, ...]]]:
     return [(f"out[{', '.join(map(str, index))}]", index) for index in np.ndindex(values.shape)]
 
 
-@app.command("info")
+@app.command("info", cls=Command, epilog="Example:\n\nattnc info net --plot bound.svg")
 def info_command(
     net: Saved,
-    figure: Annotated[
-        Path | None, optional("Draw the ledger, and where on the domain the error sits: .svg, .pdf, .png.")
+    plot: Annotated[
+        Path | None,
+        optional(
+            "Draw where the bound comes from, and where on the box the error is: .svg, .pdf or .png.", metavar="FILE"
+        ),
     ] = None,
     json_output: Json = False,
 ) -> None:
@@ -215,8 +313,8 @@ def info_command(
     from attnc.proofs.error_tree import error_tree
 
     network = load(net)
-    if figure is not None:
-        network.plot_certificate(figure)
+    if plot is not None:
+        network.plot_certificate(plot)
     tree = error_tree(network.certificate, network.box)
     if json_output:
         facts = summary(network)
@@ -234,8 +332,39 @@ def info_command(
             print_parts(Text(f"• {one_line(sentence)}"))
 
 
-@app.command("verify", epilog="Example:\n\nattnc verify net")
-def verify_command(net: Saved, json_output: Json = False) -> None:
+@app.command("plot", cls=Command, epilog="Example:\n\nattnc plot net --out net.svg")
+def plot_command(
+    net: Saved,
+    out: Annotated[
+        Path | None,
+        optional("The picture: .svg, .pdf or .png. By default NET.svg, beside the folder.", metavar="FILE"),
+    ] = None,
+    output_index: Annotated[int, typer.Option(metavar="K", help="The output to draw, counted from 0.")] = 0,
+    json_output: Json = False,
+) -> None:
+    """Draw a saved network: the function, the network, the error, and which key takes over where."""
+    from attnc import load
+
+    folder = net if net.name else net.resolve()  # "." has no name of its own
+    path = folder.with_name(f"{folder.name}.svg") if out is None else out
+    _check_picture(path)
+    network = load(net)
+    with progress_bar():
+        _draw(network, path, output=output_index)
+    if json_output:
+        print_json({"name": str(net), "out": str(path)})
+    else:
+        say(f"wrote {path}")
+
+
+@app.command("verify", cls=Command, epilog="Example:\n\nattnc verify net")
+def verify_command(
+    net: Saved,
+    processes: Annotated[
+        int | None, optional("The number of processes to use. By default, one per core.", metavar="N")
+    ] = None,
+    json_output: Json = False,
+) -> None:
     """Re-prove a saved network's bound by a separate program that shares no code with this one.
 
     Exit code 0 only if the bound is re-proved; 1 if it is not; 2 if the files cannot be read.
@@ -243,15 +372,25 @@ def verify_command(net: Saved, json_output: Json = False) -> None:
     from attnc.exports.directory import require_folder
 
     require_folder(net)
-    command = [sys.executable, "-m", "attnc_checker", str(net), *(["--json"] if json_output else [])]
-    raise typer.Exit(subprocess.run(command, check=False).returncode)
+    if processes is not None and processes < 1:
+        raise InputError(f"--processes {processes}: expected a whole number ≥ 1")
+    options = ["--json"] if json_output else []
+    options += [] if processes is None else ["--processes", str(processes)]
+    is_silent = volume() is Volume.QUIET and not json_output
+    command = [sys.executable, "-m", "attnc_checker", *options, "--", str(net)]
+    raise typer.Exit(run_child(command, is_silent=is_silent))
 
 
-@app.command("export", epilog="Example:\n\nattnc export net --to onnx --out net.onnx")
+@app.command("export", cls=Command, epilog="Example:\n\nattnc export net --to onnx --out net.onnx")
 def export_command(
     net: Saved,
-    to: Annotated[str, typer.Option("--to", help="The format: onnx.")],
-    out: Annotated[Path, typer.Option(help="The file to write.")],
+    to: Annotated[
+        str, typer.Option("--to", metavar="FORMAT", help="The format: onnx.", autocompletion=completed(("onnx",)))
+    ],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The file to write. A file of this name is replaced.")],
+    outside: Annotated[
+        str, one_of("For a point outside the box, move it to the box, return NaN, or compute without a bound", BEYOND)
+    ] = "allow",
     json_output: Json = False,
 ) -> None:
     """Write a saved network for another runtime, and compare the two on a sample."""
@@ -259,24 +398,27 @@ def export_command(
 
     if to != "onnx":
         raise InputError(f"--to {to}: networks are exported to onnx")
-    parity = load(net).export_onnx(out)
+    parity = load(net).export_onnx(out, outside=outside)
     if json_output:
-        print_json({"out": str(out), "to": to, **parity._asdict()})
+        print_json({"out": str(out), "to": to, "outside": outside, **parity._asdict()})
     else:
-        print(
+        say(
             f"wrote {out}: on {parity.num_points:,} points ONNX Runtime and the reference differ by "
             f"{parity.difference:.3g}; rounding allows {parity.allowed:.3g}"
             + ("" if parity.is_within else ", which is EXCEEDED: do not use this file")
         )
 
 
-@app.command("convert", epilog="Example:\n\nattnc convert all-MiniLM-L6-v2 --out converted --texts sentences.txt")
+@app.command(
+    "convert", cls=Command, epilog="Example:\n\nattnc convert all-MiniLM-L6-v2 --out converted --texts sentences.txt"
+)
 def convert_command(
     source: Annotated[Path, typer.Argument(metavar="SRC", help="A Hugging Face model folder, with safetensors.")],
     out: Annotated[Path, typer.Option(help="The folder to write.")],
     eps: Annotated[float, typer.Option(help="The largest error of each activation, proven.")] = 1e-6,
     texts: Annotated[Path | None, optional("A file of texts, one per line, to measure on.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Fail if anything cannot be converted.")] = False,
+    force: Force = False,
     json_output: Json = False,
 ) -> None:
     """Replace every activation of a pretrained model by attention, and measure what that changes."""
@@ -285,7 +427,7 @@ def convert_command(
     need_torch()
     from attnc.converting.huggingface import CONVERTED, convert_directory
 
-    check_writable(out, CONVERTED)
+    check_writable(out, CONVERTED, force=force)
     lines = None if texts is None else _texts(texts)
     with progress_bar():
         report = convert_directory(source, out, eps, texts=lines, strict=strict)
@@ -316,7 +458,7 @@ def _print_conversion(report: Report, out: Path) -> None:
     print_parts(table, *(Text(one_line(line)) for line in report.remarks()), Text(f"saved {out}"))
 
 
-@app.command("demo")
+@app.command("demo", cls=Command, epilog="Example:\n\nattnc demo --out demo")
 def demo_command(
     out: Annotated[Path, typer.Option(help="The folder for the pictures.")] = Path("demo"),
     json_output: Json = False,
@@ -338,7 +480,9 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", help="Show the version and exit.", is_eager=True, callback=_show_version)
+        bool, typer.Option("--version", "-V", help="Show the version and exit.", is_eager=True, callback=_show_version)
     ] = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
     pass

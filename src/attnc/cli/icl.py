@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from attnc.cli.commands import app
-from attnc.cli.options import Json, optional
+from attnc.cli.options import Command, Json, completed, one_of, optional
 from attnc.cli.output import plain_table, print_json, print_parts
 from attnc.cli.tables import read_examples
 from attnc.errors import InputError
@@ -28,6 +28,7 @@ MODELS: dict[str, tuple[str, tuple[str, ...]]] = {
     "nadaraya-watson": ("NadarayaWatson", ("gamma", "max_rows")),
     "neighbors": ("KNeighborsRegressor", ("n_neighbors", "max_rows")),
 }
+METHODS = ("plain", "heavy_ball", "nesterov", "chebyshev")
 BLOCKS = "▁▂▃▄▅▆▇█"
 SPARKS = 60
 """The most points of a curve in the terminal, one column each."""
@@ -37,42 +38,68 @@ COEFFICIENTS_SHOWN = 40
 
 @app.command(
     "icl",
-    epilog="Examples:\n\nattnc icl ridge --csv data.csv --target y --alpha 1.0\n\n"
-    "attnc icl logistic --csv data.csv --target class --c 0.5 --standardise --plot loss.svg",
+    cls=Command,
+    epilog="Examples:\n\nattnc icl ridge --csv data.csv --output y --alpha 1.0\n\n"
+    "attnc icl logistic --csv data.csv --inputs a,b --output class --c 0.5 --standardise --plot loss.svg",
 )
 def icl_command(
     context: typer.Context,
-    model: Annotated[str, typer.Argument(metavar="MODEL", help=f"One of {', '.join(MODELS)}.")],
-    csv: Annotated[Path, typer.Option("--csv", help="The table: a CSV file whose first line names the columns.")],
-    target: Annotated[str, typer.Option(help="The column to predict.")],
-    features: Annotated[str | None, optional("The columns to predict from; all others.", metavar="A,B")] = None,
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL", help=f"The model: {', '.join(MODELS)}.", autocompletion=completed(tuple(MODELS))
+        ),
+    ],
+    csv: Annotated[
+        Path,
+        typer.Option("--csv", metavar="FILE", help="The table: a CSV file whose first line names the columns."),
+    ],
+    output: Annotated[str, typer.Option(metavar="Z", help="The column to predict.")],
+    inputs: Annotated[
+        str | None, optional("The columns to predict from: by default, all others.", metavar="X,Y")
+    ] = None,
     standardise: Annotated[
-        bool, typer.Option("--standardise", help="Features to mean 0 and variance 1 first.")
+        bool, typer.Option("--standardise", help="Scale the inputs to mean 0 and variance 1 first.")
     ] = False,
-    alpha: Annotated[float | None, optional("The penalty.")] = None,
-    l1_ratio: Annotated[float | None, optional("The share of the l1 penalty, for elastic-net.")] = None,
-    C: Annotated[float | None, optional("One over the penalty, for logistic.", "--c")] = None,
-    gamma: Annotated[float | None, optional("The kernel's width, e^(-gamma d²).")] = None,
-    n_neighbors: Annotated[int | None, optional("The number of neighbours.", "--neighbors")] = None,
-    method: Annotated[str | None, optional("The steps: plain, heavy_ball, nesterov or chebyshev.")] = None,
-    learning_rate: Annotated[float | None, optional("The length of plain steps, for ridge.")] = None,
-    tol: Annotated[float | None, optional("The factor to which the first error shrinks.")] = None,
-    max_iter: Annotated[int | None, optional("The largest number of steps.")] = None,
-    heads: Annotated[int | None, optional("The pairs of heads of a gradient layer.")] = None,
-    max_rows: Annotated[int | None, optional("The largest number of rows in the prompt.")] = None,
-    plot: Annotated[Path | None, optional("Write the loss as a picture.")] = None,
+    alpha: Annotated[float | None, optional("The penalty.", metavar="A")] = None,
+    l1_ratio: Annotated[
+        float | None, optional("The share of the l1 penalty, for elastic-net.", metavar="SHARE")
+    ] = None,
+    C: Annotated[float | None, optional("One over the penalty, for logistic.", "--c", metavar="C")] = None,
+    gamma: Annotated[float | None, optional("The width of the kernel e^(-gamma d²).", metavar="G")] = None,
+    n_neighbors: Annotated[int | None, optional("The number of neighbours.", "--neighbors", metavar="N")] = None,
+    method: Annotated[str | None, one_of("The kind of steps", METHODS, default=False)] = None,
+    learning_rate: Annotated[float | None, optional("The length of plain steps, for ridge.", metavar="R")] = None,
+    tol: Annotated[float | None, optional("Stop when the error is this share of the first.", metavar="T")] = None,
+    max_iter: Annotated[int | None, optional("The largest number of steps.", metavar="N")] = None,
+    heads: Annotated[
+        int | None, optional("The number of pairs of heads in a gradient layer.", "--head-pairs", metavar="N")
+    ] = None,
+    max_rows: Annotated[int | None, optional("The largest number of rows in the prompt.", metavar="N")] = None,
+    plot: Annotated[
+        Path | None, optional("Draw the loss per step into this file: .svg, .pdf or .png.", metavar="FILE")
+    ] = None,
     json_output: Json = False,
 ) -> None:
-    """Fit a model on a table by attention layers: coefficients beside scikit-learn's, loss per layer, sizes, bounds."""
+    """Fit a model on a table by attention layers, and show its coefficients beside those of scikit-learn."""
     if model not in MODELS:
         raise InputError(f"there is no model {model!r:.60}; there are {', '.join(MODELS)}")
     options = {option for _, known in MODELS.values() for option in known}
     given = {name: value for name, value in context.params.items() if name in options and value is not None}
     name, known = MODELS[model]
+    flags = {param.name: param.opts[0] for param in context.command.params}
+
+    def flag(option: str) -> str:
+        return str(flags[option])
+
     for option in given:
         if option not in known:
-            raise InputError(f"{model} has no option {option}; it has {', '.join(known)}")
-    X, y, columns = read_examples(csv, target, features, with_labels=model == "logistic")
+            raise InputError(f"{model} has no option {flag(option)}; it has {', '.join(map(flag, known))}")
+    if plot is not None:
+        from attnc.plots.drawing import check_picture
+
+        check_picture(plot)
+    X, y, columns = read_examples(csv, output, inputs, with_labels=model == "logistic")
     if standardise:
         scale = X.std(axis=0)
         scale[scale == 0] = 1.0

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from attnc.cli.commands import app
-from attnc.cli.options import Json, Saved, optional
-from attnc.cli.output import plain_table, print_json, print_parts, progress_bar
+from attnc.cli.options import Command, Json, Saved, completed, one_of, optional
+from attnc.cli.output import plain_table, print_json, print_parts, progress_bar, say
 
 lab = typer.Typer(
     no_args_is_help=True,
@@ -24,7 +23,13 @@ app.add_typer(lab, name="lab")
 Run = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run.")]
 
 
-@lab.command("list")
+def _experiments(incomplete: str) -> list[str]:
+    from attnc_lab import EXPERIMENTS
+
+    return completed([*(experiment.name for experiment in EXPERIMENTS), "all"])(incomplete)
+
+
+@lab.command("list", cls=Command, epilog="Example:\n\nattnc lab list")
 def list_command(json_output: Json = False) -> None:
     """List the experiments."""
     from attnc_lab import EXPERIMENTS
@@ -43,12 +48,17 @@ def list_command(json_output: Json = False) -> None:
 
 
 @lab.command(
-    "run", epilog="Examples:\n\nattnc lab run all\n\nattnc lab run rate_in_p noise --profile full --out lab-full"
+    "run",
+    cls=Command,
+    epilog="Examples:\n\nattnc lab run all\n\nattnc lab run rate_in_p noise --profile full --out lab-full",
 )
 def run_command(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Experiments, or all.")],
-    profile: Annotated[str, typer.Option(help="quick (minutes) or full (hours).")] = "quick",
-    seed: Annotated[int, typer.Option(help="The same seed gives the same numbers.")] = 0,
+    names: Annotated[
+        list[str],
+        typer.Argument(metavar="NAME", help="Names from attnc lab list, or all.", autocompletion=_experiments),
+    ],
+    profile: Annotated[str, one_of("The size of the run, minutes or hours", ("quick", "full"))] = "quick",
+    seed: Annotated[int, typer.Option(metavar="N", help="The same seed gives the same numbers.")] = 0,
     out: Annotated[
         Path, typer.Option(metavar="DIR", help="The folder of the run; a run that is there is continued.")
     ] = Path("lab"),
@@ -67,12 +77,11 @@ def run_command(
             run(names, out, profile=profile, seed=seed, cluster=cluster, progress=progress, command=command)
             page = report(out)
     except KeyboardInterrupt:
-        print(f"interrupted: the finished cells are in {out}; the same command goes on from there", file=sys.stderr)
-        raise
+        raise KeyboardInterrupt(f"the finished cells are in {out}; the same command goes on from there") from None
     _print_verdicts(out, page, json_output)
 
 
-@lab.command("report")
+@lab.command("report", cls=Command, epilog="Example:\n\nattnc lab report lab")
 def report_command(folder: Run, json_output: Json = False) -> None:
     """Write DIR/report.html from the tables of a run."""
     from attnc_lab import report
@@ -80,10 +89,13 @@ def report_command(folder: Run, json_output: Json = False) -> None:
     _print_verdicts(folder, report(folder), json_output)
 
 
-@lab.command("diagnose", epilog="Example:\n\nattnc lab diagnose net")
+@lab.command("diagnose", cls=Command, epilog="Example:\n\nattnc lab diagnose net")
+@app.command("diagnose", cls=Command, epilog="Example:\n\nattnc diagnose net")
 def diagnose_command(
     net: Saved,
-    eps: Annotated[float | None, optional("The tolerated error; by default the network's eps.")] = None,
+    eps: Annotated[
+        float | None, optional("The largest error that is tolerated: by default the network's eps.", metavar="E")
+    ] = None,
     json_output: Json = False,
 ) -> None:
     """Name the failure signatures of a saved network, with evidence and remedy. Exit code 1 if there are any."""
@@ -98,7 +110,7 @@ def diagnose_command(
         facts = {"healthy": found.is_healthy, "max_error": found.max_error, "eps": found.eps}
         print_json(facts | {"points": found.num_points, "symptoms": rows})
     else:
-        print(found)
+        say(str(found))
     raise typer.Exit(0 if found.is_healthy else 1)
 
 

@@ -8,18 +8,40 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
+from attnc.cli.output import Volume, note, set_volume
+from attnc.constructions.construction import CRITERIA
 from attnc.errors import ExpressionError, FileError, InputError
+from attnc.numerics.rounding import UNIT_ROUNDOFF
 
 if TYPE_CHECKING:
     from attnc.exports.safe_files import FolderKind
     from attnc.network import Network
+
+FORMER_NAMES = {
+    "info": {"--figure": "--plot"},
+    "icl": {"--features": "--inputs", "--target": "--output", "--heads": "--head-pairs"},
+}
+"""Names that options had before one name stood for one thing, by command. They are still understood."""
+
+
+def one_of(description: str, choices: Sequence[str], *names: str, default: bool = True) -> Any:
+    """Return an option with these choices: its help lists them, and the shell completes them."""
+    listed = f"{description}: {', '.join(choices[:-1])} or {choices[-1]}."
+    return typer.Option(*names, help=listed, autocompletion=completed(choices), metavar="NAME", show_default=default)
+
+
+def completed(choices: Sequence[str]) -> Callable[[str], list[str]]:
+    """Return the function by which a shell completes one of these words."""
+    return lambda incomplete: [choice for choice in choices if choice.startswith(incomplete)]
+
 
 # Options that several commands share; those of one command stand where it is defined.
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -28,9 +50,23 @@ Ranges = Annotated[
     list[str] | None,
     typer.Option("--box", metavar="NAME=LO:HI", help="The range of a variable; once for each.", show_default=False),
 ]
-Eps = Annotated[float, typer.Option(help="The largest error allowed on the box, or at a table's points.")]
-Arithmetic = Annotated[str, typer.Option(help="The arithmetic: float64 or float32.")]
-Norm = Annotated[str, typer.Option(help="The norm of the error: inf, or a number p ≥ 1 for L_p.")]
+Arithmetic = Annotated[str, one_of("The arithmetic of the network", tuple(UNIT_ROUNDOFF))]
+Criterion = Annotated[str, one_of("The cost that counts when constructions are compared", CRITERIA)]
+Norm = Annotated[
+    str, typer.Option(metavar="P", help="The norm of the error: inf for the largest error, or a number p ≥ 1 for L_p.")
+]
+Table = Annotated[
+    Path | None,
+    typer.Option("--csv", metavar="FILE", help="A table instead of an expression: a CSV file.", show_default=False),
+]
+Inputs = Annotated[str | None, typer.Option(metavar="X,Y", help="The input columns of the table.", show_default=False)]
+Output = Annotated[
+    str | None, typer.Option(metavar="Z", help="The output column of the table, or columns.", show_default=False)
+]
+MaxAnchors = Annotated[
+    int | None, typer.Option(metavar="N", help="Refuse to build more anchors than this.", show_default=False)
+]
+Force = Annotated[bool, typer.Option("--force", help="Replace the folder of --out if it was saved before.")]
 
 
 def optional(description: str, *names: str, metavar: str | None = None) -> Any:
@@ -38,7 +74,66 @@ def optional(description: str, *names: str, metavar: str | None = None) -> Any:
     return typer.Option(*names, help=description, metavar=metavar, show_default=False)
 
 
-class ExpressionCommand(TyperCommand):
+def _set_volume(volume: Volume) -> Callable[[bool], None]:
+    return lambda is_given: set_volume(volume) if is_given else None
+
+
+Quiet = Annotated[
+    bool,
+    typer.Option(
+        "--quiet",
+        "-q",
+        help="Print errors only. JSON and the values of eval are printed in any case.",
+        callback=_set_volume(Volume.QUIET),
+        expose_value=False,
+    ),
+]
+Verbose = Annotated[
+    bool,
+    typer.Option(
+        "--verbose",
+        "-v",
+        help="Print every step with its time, and the traceback of an error.",
+        callback=_set_volume(Volume.VERBOSE),
+        expose_value=False,
+    ),
+]
+
+
+def _common_options() -> list[Any]:
+    """Return the options that every command has, made from their annotations as typer makes all others."""
+    carrier = typer.Typer(add_completion=False)
+
+    @carrier.command()
+    def carry(quiet: Quiet = False, verbose: Verbose = False) -> None:
+        """Carry the options."""
+
+    return [param for param in typer.main.get_command(carrier).params if param.name in ("quiet", "verbose")]
+
+
+COMMON_OPTIONS = _common_options()
+
+
+class Command(TyperCommand):
+    """A command with the options that all commands have. It also understands the names that options had before."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        *own, help_option = super().get_params(ctx)
+        return [*own, *COMMON_OPTIONS, help_option]
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        known = FORMER_NAMES.get(self.name or "", {})
+        renamed = list[str]()
+        for word in args:
+            option, equals, value = word.partition("=")
+            if option in known:
+                note(f"{option} is now called {known[option]}")
+                word = known[option] + equals + value
+            renamed.append(word)
+        return super().parse_args(ctx, renamed)
+
+
+class ExpressionCommand(Command):
     """A command whose argument is an expression, which may begin with a minus."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -52,18 +147,19 @@ def shield_expression(args: Sequence[str], takes_value: Mapping[str, bool]) -> l
 
     `--word` is an option, and `-word` is one beside another argument, unless the box has a variable of that name.
     """
-    dashed, num_plain, variables = list[int](), 0, set[str]()
+    variables = {
+        word.removeprefix("--box=").partition("=")[0].strip()
+        for before, word in pairwise(["", *args])
+        if before == "--box" or word.startswith("--box=")
+    }
+    dashed, num_plain = list[int](), 0
     i = 0
     while i < len(args):
-        name, has_value, value = args[i].partition("=")
+        name, has_value, _ = args[i].partition("=")
         if args[i] == "--":
             return list(args)
-        if name in takes_value:
-            if takes_value[name] and not has_value:
-                i += 1
-                value = args[i] if i < len(args) else ""
-            if name == "--box":
-                variables.add(value.partition("=")[0].strip())
+        if name in takes_value and not (len(name) == 2 and name[1] in variables):  # -h may be minus the variable h
+            i += takes_value[name] and not has_value
         elif len(args[i]) > 1 and args[i].startswith("-"):
             dashed.append(i)
         else:
@@ -160,13 +256,24 @@ def read_point(network: Network, assignments: Sequence[str]) -> dict[str, float]
     return given
 
 
-def check_writable(out: Path, kind: FolderKind) -> None:
-    """Raise FileError before the work if a folder of this kind cannot be saved there after it."""
+def check_writable(out: Path, kind: FolderKind, *, force: bool) -> None:
+    """Raise FileError before the work if a folder of this kind cannot be saved there, or is there and may not go."""
     from attnc.exports.safe_files import why_not_writable
 
     reason = why_not_writable(out, kind)
+    if reason is None and not force and out.is_dir() and any(out.iterdir()):
+        reason = f"{str(out)!r} is {kind.name} already. Add --force to replace it, or choose another name."
     if reason is not None:
         raise FileError(f"--out: {reason}")
+
+
+def read_counts(text: str) -> tuple[int, ...] | int:
+    """Read the cells per axis: one whole number for all axes, or one for each, as in 9,7."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(re.fullmatch(r"[0-9]{1,9}", part, re.ASCII) for part in parts):
+        raise InputError(f"--points-per-axis {text}: expected a whole number, or one for every axis, e.g. 9 or 9,7")
+    counts = tuple(map(int, parts))
+    return counts if len(counts) > 1 else counts[0]
 
 
 def read_norm(text: str) -> float | str:

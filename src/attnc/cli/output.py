@@ -1,15 +1,22 @@
-"""The output of commands: panels, tables and ledgers on a terminal, JSON, and a bar during long work."""
+"""The output of commands: panels, tables and ledgers on a terminal, JSON, notes, and a bar during long work.
+
+Colours are rich's: none in a pipe, nor if the environment has NO_COLOR.
+"""
 
 from __future__ import annotations
 
+import enum
 import json
 import math
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
+from attnc.errors import InputError
 from attnc.wording import (
     bound_note,
     ceiling,
@@ -19,6 +26,7 @@ from attnc.wording import (
     one_line,
     percent,
     plural,
+    remarks,
     shown,
 )
 
@@ -40,6 +48,46 @@ BAR_COLUMNS, SOURCE_COLUMNS, BARS_FROM = 12, 20, 90
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
+class Volume(enum.IntEnum):
+    """How much a command prints besides errors and JSON."""
+
+    QUIET = 0
+    USUAL = 1
+    VERBOSE = 2
+
+
+_volume = ContextVar("volume", default=Volume.USUAL)
+
+
+def volume() -> Volume:
+    """Return how much is printed."""
+    return _volume.get()
+
+
+def set_volume(chosen: Volume) -> None:
+    """Print more or less from now on; InputError for both --quiet and --verbose."""
+    if {chosen, volume()} == {Volume.QUIET, Volume.VERBOSE}:
+        raise InputError("--quiet and --verbose: give one of them, not both")
+    _volume.set(chosen)
+
+
+def reset_volume() -> None:
+    """Print as usual from now on: a program may run several commands, one after the other."""
+    _volume.set(Volume.USUAL)
+
+
+def note(text: str) -> None:
+    """Print a remark to stderr, unless --quiet was given."""
+    if volume() > Volume.QUIET:
+        print(f"note: {text}", file=sys.stderr)
+
+
+def say(text: str) -> None:
+    """Print a line of the result, unless --quiet was given."""
+    if volume() > Volume.QUIET:
+        print(text)
+
+
 def print_json(value: Any) -> None:
     """Print a value as JSON, with null for infinity and NaN, which JSON does not have."""
     print(json.dumps(_plain(value), indent=2, allow_nan=False))
@@ -59,7 +107,8 @@ def console() -> Console:
 
     is_fitted = sys.stdout.isatty() or "COLUMNS" in os.environ
     found = Console(highlight=False)
-    return Console(highlight=False, width=max(40, found.width) if is_fitted else PIPE_COLUMNS)
+    width = max(40, found.width) if is_fitted else PIPE_COLUMNS
+    return Console(highlight=False, width=width, quiet=volume() is Volume.QUIET)
 
 
 def print_parts(*parts: RenderableType) -> None:
@@ -125,6 +174,7 @@ def panel(network: Network, more: Sequence[tuple[str, str]]) -> RenderableType:
         ("observed", observed),
         *((f"in {dtype}", Text(claim)) for dtype, claim in elsewhere(network)),
         *((name, Text(one_line(value))) for name, value in more),
+        *(("note", Text(sentence)) for sentence in remarks(network)),
     ]
     table = Table.grid(padding=(0, 2))
     table.add_column(style="cyan", no_wrap=True)
@@ -132,6 +182,18 @@ def panel(network: Network, more: Sequence[tuple[str, str]]) -> RenderableType:
     for name, value in rows:
         table.add_row(name, value)
     return Panel(table, box=box.ROUNDED, border_style="dim", expand=False)
+
+
+class _Steps:
+    """Prints a line to stderr as each step begins, with the seconds since the first."""
+
+    def __init__(self) -> None:
+        self._start, self._step = time.monotonic(), ""
+
+    def __call__(self, what: str, fraction: float) -> None:
+        if what != self._step:
+            self._step = what
+            print(f"{time.monotonic() - self._start:8.2f} s  {what}", file=sys.stderr, flush=True)
 
 
 def ledger_table(tree: ErrorNode, *, width: int = BARS_FROM) -> RenderableType:
@@ -186,8 +248,11 @@ def _lines(node: ErrorNode, stem: str = "", under: str = "") -> Iterator[tuple[s
 
 @contextmanager
 def progress_bar() -> Iterator[Callable[[str, float], None] | None]:
-    """Show a bar on the terminal during long work; yield None in a pipe."""
-    if not sys.stderr.isatty():
+    """Show a bar on the terminal during long work, or lines with --verbose; yield None in a pipe and with --quiet."""
+    if volume() is Volume.VERBOSE:
+        yield _Steps()
+        return
+    if volume() is Volume.QUIET or not sys.stderr.isatty():
         yield None
         return
     import threading

@@ -66,18 +66,18 @@ def read_csv(path: Path, inputs: str | None, output: str | None) -> TableTarget:
 
 
 def read_examples(
-    path: Path, target: str, features: str | None, *, with_labels: bool = False
+    path: Path, output: str, inputs: str | None, *, with_labels: bool = False
 ) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
-    """Read X, y and the names of X's columns: --features, or all but the target, which may hold labels."""
+    """Read X, y and the names of X's columns: those of --inputs, or all but the output, which may hold labels."""
     import numpy as np
 
-    chosen = () if features is None else _names("--features", features)
-    if target in chosen:
-        raise InputError(f"column {target!r} is the target, and cannot be a feature")
+    chosen = () if inputs is None else _names("--inputs", inputs)
+    if output in chosen:
+        raise InputError(f"column {output!r} is both an input and an output")
     labels = list[str]()
-    array, _, names = _read(path, (target, *chosen), with_others=not chosen, labels=labels if with_labels else None)
+    array, _, names = _read(path, (output, *chosen), with_others=not chosen, labels=labels if with_labels else None)
     if array.shape[1] < 2:
-        raise InputError(f"{path}: there is no column besides the target {target!r}")
+        raise InputError(f"{path}: there is no column besides the output {output!r}")
     if not all(NUMBER.fullmatch(label) for label in labels):
         return array[:, 1:], np.array(labels), names[1:]
     return array[:, 1:], array[:, 0], names[1:]

@@ -115,6 +115,9 @@ class Request:
         for name, value, least in (("heads", self.heads, 1), ("num_step_anchors", self.num_step_anchors, 2)):
             if value is not None:
                 whole_number(name, value, least, MAX_STEP_ANCHORS)
+        counts = self.points_per_axis
+        for count in counts if isinstance(counts, tuple) else () if counts is None else (counts,):
+            whole_number("points_per_axis", count, 1)
         whole_number("max_anchors", self.max_anchors, 1)
         whole_number("max_bytes", self.max_bytes, 1)
         if self.criterion not in CRITERIA:
@@ -150,7 +153,13 @@ class Request:
     @property
     def options(self) -> dict[str, object]:
         """The options that were given, by name."""
-        given = {"centres": self.centres, "heads": self.heads, "norm": None if self.p == math.inf else self.p}
+        given = {
+            "centres": self.centres,
+            "heads": self.heads,
+            "norm": None if self.p == math.inf else self.p,
+            "beta": self.beta,
+            "points_per_axis": self.points_per_axis,
+        }
         return {name: value for name, value in given.items() if value is not None}
 
     def is_plain(self, target: Target) -> bool:

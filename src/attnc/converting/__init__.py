@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from attnc.errors import InputError
+from attnc.errors import MissingExtra
 
 if TYPE_CHECKING:
     from torch import nn
@@ -140,11 +140,8 @@ def mlp_network(
 
 
 def need_torch() -> None:
-    """Raise InputError if torch cannot be imported. The message has the command that installs it."""
+    """Raise MissingExtra, with the command to install it, if torch cannot be imported."""
     try:
         import torch  # noqa: F401
     except ImportError as error:
-        raise InputError(
-            "install torch with: pip install -c constraints.txt 'attnc[torch]'. Converting needs it, and it cannot be "
-            f"imported ({error})"
-        ) from error
+        raise MissingExtra("converting needs", "torch", "torch", error) from error

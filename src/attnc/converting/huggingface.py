@@ -17,7 +17,7 @@ from attnc.converting.intercepting import HOLDER
 from attnc.converting.modules import KEY_TENSORS, AttentionActivation
 from attnc.converting.report import EndToEnd, Report, model_card
 from attnc.converting.walking import convert_module
-from attnc.errors import FileError, InputError
+from attnc.errors import FileError, InputError, MissingExtra
 from attnc.exports.directory import json_bytes
 from attnc.exports.safe_files import CONFIG, FolderKind, Path, open_regular, read_bytes, read_json, write_whole
 
@@ -27,10 +27,7 @@ try:
     from safetensors.torch import load as unpack
     from safetensors.torch import save as pack
 except ImportError as error:
-    raise InputError(
-        f"Hugging Face models need transformers, which cannot be imported ({error}). "
-        "Install it with: pip install -c constraints.txt 'attnc[models]'"
-    ) from error
+    raise MissingExtra("Hugging Face models need", "transformers", "models", error) from error
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 VOCABULARIES = (

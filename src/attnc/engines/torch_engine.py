@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from attnc.errors import InputError
+from attnc.errors import InputError, MissingExtra
 from attnc.ir.normal_form import AttentionStage, FloatForm, FoldedHead, SoftmaxStage, normal_form
 from attnc.ir.program import Program, require_shapes
 from attnc.ir.summing import BLOCK
@@ -28,10 +28,7 @@ try:
     from torch import Tensor, nn
     from torch.utils.checkpoint import checkpoint
 except ImportError as error:
-    raise InputError(
-        f"to_torch needs torch, which cannot be imported ({error}). "
-        "Install it with: pip install -c constraints.txt 'attnc[torch]'"
-    ) from error
+    raise MissingExtra("to_torch needs", "torch", "torch", error) from error
 
 CELLS_PER_TORCH_BLOCK = 2**22
 """Number of array cells of a block of points or a piece of queries: 32 MiB of float64. A single row of scores may be
@@ -41,9 +38,16 @@ DENSE_CELLS = 2**16
 sparse."""
 
 
-def to_torch(program: Program) -> TorchNetwork:
-    """Return the program as a module. Its weights are buffers, named like `stages.0_select.heads.0.keys.constant`."""
-    return TorchNetwork(program)
+Limits = tuple[np.ndarray, np.ndarray]
+"""The least and the largest value of every variable."""
+
+
+def to_torch(program: Program, limits: Limits | None = None, *, is_nan_outside: bool = False) -> TorchNetwork:
+    """Return the program as a module. Its weights are buffers, named like `stages.0_select.heads.0.keys.constant`.
+
+    Points beyond `limits`, if there are any, are moved to them, or their outputs are NaN.
+    """
+    return TorchNetwork(program, limits, is_nan_outside=is_nan_outside)
 
 
 class TorchNetwork(nn.Module):
@@ -51,12 +55,20 @@ class TorchNetwork(nn.Module):
 
     They are cast to its own dtype.
 
-    Inputs are not checked against a box. Outside of it the module still computes, but no bound is claimed. A hook on a
-    module `….pattern` sees the scores and attention weights of one block of points at a time.
+    Without limits, inputs are not checked against a box. Outside of it the module still computes, but no bound is
+    claimed. A hook on a module `….pattern` sees the scores and attention weights of one block of points at a time.
     """
 
-    def __init__(self, program: Program) -> None:
+    least: Tensor
+    most: Tensor
+
+    def __init__(self, program: Program, limits: Limits | None = None, *, is_nan_outside: bool = False) -> None:
         super().__init__()
+        self.is_limited, self.is_nan_outside = limits is not None, is_nan_outside
+        if limits is not None:
+            dtype = program.dtype
+            self.register_buffer("least", torch.tensor(limits[0].astype(dtype)), persistent=False)
+            self.register_buffer("most", torch.tensor(limits[1].astype(dtype)), persistent=False)
         form = normal_form(program)
         self.input_shapes, self.output_shape = program.input_shapes, program.output_shape
         self.stages = nn.ModuleDict()
@@ -73,12 +85,16 @@ class TorchNetwork(nn.Module):
         return self.output.constant.dtype
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        u = self._variables(inputs)
+        given = self._variables(inputs)
+        u = given.clamp(self.least, self.most) if self.is_limited else given
         is_trained = torch.is_grad_enabled() and any(buffer.requires_grad for buffer in self.buffers())
         if len(u) <= self.points_per_block or is_trained:  # only this way weights get gradients; it takes more memory
             out = self._run(u)
         else:
             out = _Blocks.apply(self._run, self.points_per_block, self.output.shape, u)  # type: ignore[no-untyped-call]
+        if self.is_nan_outside:
+            is_moved = (given != u).any(dim=1)  # a NaN differs from itself
+            out = torch.where(is_moved[:, None, None], torch.nan, out)
         return out.reshape(len(u), *self.output_shape)
 
     def _variables(self, inputs: tuple[Tensor, ...]) -> Tensor:

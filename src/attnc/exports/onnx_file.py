@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnc.errors import FileError, InputError
+from attnc.errors import FileError, InputError, MissingExtra
 from attnc.exports.safe_files import Path, write_file_whole
 from attnc.ir.layers import EVERY_QUERY, Mask
 from attnc.ir.normal_form import FloatForm, FoldedHead, SoftmaxStage, Stage, normal_form
@@ -24,25 +24,28 @@ from attnc.ir.summing import BLOCK
 if TYPE_CHECKING:
     from scipy.sparse import csc_array, csr_array
 
-INSTALL = "Install it with: pip install -c constraints.txt 'attnc[onnx]'"
 try:
     import onnx
     from onnx import checker, helper, numpy_helper
 except ImportError as error:
-    raise InputError(f"ONNX files need onnx, which cannot be imported ({error}). {INSTALL}") from error
+    raise MissingExtra("ONNX files need", "onnx", "onnx", error) from error
 
 IN_BLOCKS = frozenset({"Div", "Mul", "ReduceSum"})
-ALLOWED = IN_BLOCKS | {"Add", "Concat", "Equal", "Gather", "MatMul", "Or", "Reshape", "Softmax", "Transpose", "Where"}
-"""Every operator that a file may hold. Those IN_BLOCKS occur only in float32: products of weights and values, their
-sums in blocks, and the division by the sum of the weights, which is 1 up to rounding. In float64 there is no Mul,
-because onnxruntime fuses a product with a number into the next MatMul, as a float32 attribute. This changes results by
-3e-8."""
+AT_THE_BOX = frozenset({"Max", "Min", "ReduceSum"})
+ALLOWED = {"Add", "Concat", "Equal", "Gather", "MatMul", "Or", "Reshape", "Softmax", "Transpose", "Where"}
+ALLOWED |= IN_BLOCKS | AT_THE_BOX
+"""Every operator that a file may hold. Those AT_THE_BOX occur if inputs are kept to a box. Those IN_BLOCKS occur in
+float32 besides: products of weights and values, their sums in blocks, and the division by the sum of the weights, which
+is 1 up to rounding. In float64 there is no Mul: onnxruntime fuses a product with a number into the next MatMul, as a
+float32 attribute, which moves results by 3e-8."""
 OPSET = 17
 """The default opset, from 2022. onnxruntime reads it since version 1.12."""
 OLDEST_OPSET = 13
 """The oldest opset allowed. It is the first in which Softmax works along one axis."""
 MAX_ONNX_BYTES = 2**31 - 2**20
 """Maximum size of the weights, in bytes. A protocol buffer has at most 2 GiB, and 1 MiB of it is kept for the rest."""
+Limits = tuple[np.ndarray, np.ndarray]
+"""The least and the largest value of every variable."""
 NOBODY = -2
 """The segment of a key that no query sees."""
 DENSE_CELLS = 2**16
@@ -50,17 +53,25 @@ DENSE_CELLS = 2**16
 gathered."""
 
 
-def export_onnx(program: Program, path: Path, *, metadata: Mapping[str, str] | None = None, opset: int = OPSET) -> None:
-    """Write the file, whole or not at all, and replace an existing one. `metadata` goes into its metadata_props.
+def export_onnx(
+    program: Program,
+    path: Path,
+    *,
+    metadata: Mapping[str, str] | None = None,
+    opset: int = OPSET,
+    limits: Limits | None = None,
+    is_nan_outside: bool = False,
+) -> None:
+    """Write the file, whole or not at all, over whatever file was there; `metadata` goes into its metadata_props.
 
-    A single input is called `input`. Two inputs are called `input0` and `input1`. The result is `output`. Shapes are
-    those of the program.
+    One input is called `input`, two are `input0` and `input1`; the result is `output`; shapes are the program's. Points
+    beyond `limits`, if there are any, are moved to them, or their outputs are NaN.
     """
     newest = onnx.defs.onnx_opset_version()
     if isinstance(opset, bool) or not isinstance(opset, int) or not OLDEST_OPSET <= opset <= newest:
         raise InputError(f"opset must be a whole number from {OLDEST_OPSET} to {newest}, found {opset!r}")
     target = _checked_target(path)
-    model = to_model(program, metadata or {}, opset)
+    model = to_model(program, metadata or {}, opset, limits, is_nan_outside=is_nan_outside)
     check_operators(model)
     checker.check_model(model, full_check=True)
     write_file_whole(target, model.SerializeToString())
@@ -81,7 +92,7 @@ def run_onnx(path: Path, inputs: Sequence[np.ndarray]) -> np.ndarray:
     try:
         import onnxruntime
     except ImportError as error:
-        raise InputError(f"running ONNX files needs onnxruntime, which is missing ({error}). {INSTALL}") from error
+        raise MissingExtra("running ONNX files needs", "onnxruntime", "onnx", error) from error
     session = onnxruntime.InferenceSession(os.fspath(path), providers=["CPUExecutionProvider"])
     wanted = session.get_inputs()
     dtype = np.float32 if wanted[0].type == "tensor(float)" else np.float64
@@ -90,15 +101,25 @@ def run_onnx(path: Path, inputs: Sequence[np.ndarray]) -> np.ndarray:
     return np.asarray(found)
 
 
-def to_model(program: Program, metadata: Mapping[str, str], opset: int = OPSET) -> onnx.ModelProto:
+def to_model(
+    program: Program,
+    metadata: Mapping[str, str],
+    opset: int = OPSET,
+    limits: Limits | None = None,
+    *,
+    is_nan_outside: bool = False,
+) -> onnx.ModelProto:
     """Return the graph, with its weights as initializers."""
     form, graph = normal_form(program), Graph(program.dtype)
     element = helper.np_dtype_to_tensor_dtype(program.dtype)
     names = ["input"] if len(program.input_shapes) == 1 else ["input0", "input1"]
-    u = variables(graph, names, program.input_shapes)
+    asked = variables(graph, names, program.input_shapes)
+    u = moved = asked if limits is None else _moved(graph, asked, limits)
     for number, stage in enumerate(form.stages):
         u = add_stage(graph, f"{number}_{stage.name}", stage, u)
     last = graph.affine("last", form.output, u)
+    if moved != asked and is_nan_outside:
+        last = graph.node("Add", "marked", last, _mark(graph, asked, moved))
     graph.node("Reshape", "output", last, graph.constant("output/shape", np.array([0, *program.output_shape])))
     shapes = zip([*names, "output"], [*program.input_shapes, program.output_shape], strict=True)
     *given, result = (helper.make_tensor_value_info(name, element, ["batch", *shape]) for name, shape in shapes)
@@ -108,6 +129,22 @@ def to_model(program: Program, metadata: Mapping[str, str], opset: int = OPSET) 
     model.producer_name, model.producer_version = "attnc", version("attnc")
     helper.set_model_props(model, dict(metadata))
     return model
+
+
+def _moved(graph: Graph, u: str, limits: Limits) -> str:
+    """Add the variables (batch, d), moved to the limits."""
+    least, most = (np.asarray(ends, graph.dtype)[None] for ends in limits)
+    raised = graph.node("Max", "limits/raised", u, graph.constant("limits/least", least))
+    return graph.node("Min", "limits/moved", raised, graph.constant("limits/most", most))
+
+
+def _mark(graph: Graph, u: str, moved: str) -> str:
+    """Add an array (batch, 1, 1) that is NaN where a variable was moved, and 0 elsewhere."""
+    kept = graph.node("Equal", "limits/kept", u, moved)
+    zero, nan = (graph.constant(f"limits/{x}", np.array(x, graph.dtype)) for x in (0.0, np.nan))
+    marks = graph.node("Where", "limits/marks", kept, zero, nan)
+    summed = graph.node("ReduceSum", "limits/mark", marks, graph.constant("limits/axis", np.array([1])), keepdims=1)
+    return graph.node("Reshape", "limits/out", summed, graph.constant("limits/shape", np.array([0, 1, 1])))
 
 
 def _checked_target(path: Path) -> str:

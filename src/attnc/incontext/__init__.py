@@ -6,7 +6,7 @@ The programs need nothing but numpy. The estimators follow scikit-learn, which i
 from importlib import import_module
 from typing import Any
 
-from attnc.errors import InputError
+from attnc.errors import MissingExtra
 from attnc.incontext.descent import descent_program, run_recorded
 from attnc.incontext.errors import Norms, Plan, plan_least_squares
 from attnc.incontext.prompt import Prompt
@@ -34,4 +34,20 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "sklearn":
             raise
-        raise InputError(f"attnc.incontext.{name} needs scikit-learn: pip install 'attnc[incontext]'") from None
+        return _stand_in(name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _stand_in(name: str) -> type:
+    """Return a class in the place of an estimator without scikit-learn: it can be named and imported, but not made.
+
+    An error here would break `hasattr`, `dir` and `from attnc.incontext import *`.
+    """
+
+    def refuse(self: object, *given: object, **options: object) -> None:
+        raise MissingExtra(f"attnc.incontext.{name} needs", "scikit-learn", "incontext")
+
+    return type(name, (), {"__init__": refuse, "__module__": __name__})

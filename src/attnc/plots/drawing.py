@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from attnc.errors import FileError, InputError
 from attnc.exports.safe_files import write_file_whole
 from attnc.plots.one_variable import draw_lines
+from attnc.plots.style import require_matplotlib
 from attnc.plots.subject import PlotSubject, TargetLike, along_variable, cut, ridge_lines
 from attnc.plots.two_variables import draw_maps
 
@@ -32,8 +33,8 @@ def plot(network: Network, path: str | os.PathLike[str], target: TargetLike | No
     write_figure(path, lambda: figure(network, target, output=output))
 
 
-def write_figure(path: str | os.PathLike[str], draw: Callable[[], Figure]) -> None:
-    """Write a picture to a file. It is drawn only if the file can be written."""
+def check_picture(path: str | os.PathLike[str]) -> Path:
+    """Return the path of a picture. Raise an error if no picture can be written there, or matplotlib is missing."""
     if not isinstance(path, str | os.PathLike):
         raise InputError(f"a picture is written to a file, found {path!r:.80}")
     path = Path(path)
@@ -46,6 +47,14 @@ def write_figure(path: str | os.PathLike[str], draw: Callable[[], Figure]) -> No
         )
     if path.is_dir():
         raise FileError(f"cannot plot to {str(path)!r}: it is a folder")
+    require_matplotlib()
+    return path
+
+
+def write_figure(path: str | os.PathLike[str], draw: Callable[[], Figure]) -> None:
+    """Write a picture to a file. It is drawn only if the file can be written."""
+    path = check_picture(path)
+    suffix = path.suffix.lower()
     drawn, undated = io.BytesIO(), {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(suffix)
     draw().savefig(drawn, format=suffix[1:], dpi=160, facecolor="white", metadata=undated)
     write_file_whole(str(path), drawn.getvalue())

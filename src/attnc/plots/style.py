@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnc.errors import InputError
+from attnc.errors import MissingExtra
 from attnc.numerics.arrays import Float
 from attnc.wording import one_line
 
@@ -28,12 +28,19 @@ HEADER, LINE = 0.78, 0.24
 """Height of the title with the line under it, and of every further line, in inches."""
 
 
+def require_matplotlib() -> None:
+    """Raise MissingExtra if matplotlib cannot be imported."""
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError as error:
+        raise MissingExtra("pictures need", "matplotlib", "plots", error) from None
+
+
 def new_figure(width: float, height: float, title: str, *lines: str) -> Figure:
     """Return an empty figure with its header. The panels get the space below."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise InputError(f"plots need matplotlib ({error}): pip install 'attnc[plots]'") from None
+    require_matplotlib()
+    from matplotlib.figure import Figure
+
     header = HEADER + LINE * (len(lines) - 1)
     height += header
     picture = Figure(figsize=(width, height), layout="constrained")

@@ -528,7 +528,8 @@ def cell_construction(
     def estimate(target: Target, request: Request) -> Estimate:
         return NearestCentresBuilder(target, request, name, program).estimate()
 
-    return Construction(name, build, (*conditions, *CELL_CONDITIONS), suits, estimate, frozenset({"centres", "norm"}))
+    options = frozenset({"centres", "norm", "beta", "points_per_axis"})
+    return Construction(name, build, (*conditions, *CELL_CONDITIONS), suits, estimate, options)
 
 
 @dataclass(frozen=True, eq=False)

@@ -250,7 +250,7 @@ def bump_construction(builder: Callable[[Target, Request], BumpBuilder], name: s
         lambda target, request: builder(target, request).build(),
         (one_input, *CELL_CONDITIONS),
         estimated=lambda target, request: builder(target, request).estimate(),
-        options=frozenset({"heads", "norm"}),
+        options=frozenset({"heads", "norm", "beta", "points_per_axis"}),
     )
 
 

@@ -1,5 +1,0 @@
-"""`python -m attnc.cli`."""
-
-from attnc.cli import main
-
-main()
