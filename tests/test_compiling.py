@@ -120,13 +120,15 @@ def test_requests_that_cannot_be_met(source, box, eps, options, error, words):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *(("eps", eps) for eps in (0, -1, float("nan"), float("inf"), "a", True, None, 10**400)),
+        *(("eps", eps) for eps in (0, -1, float("nan"), float("inf"), "a", True, 10**400)),
         *(("norm", norm) for norm in (0.5, "2", True, float("nan"))),
         ("criterion", "beauty"),
         ("dtype", "float16"),
         ("construction", "magic"),
         ("max_anchors", 0),
         ("max_bytes", 1.5),
+        *(("beta", beta) for beta in (0, -1.0, float("inf"), "hot")),
+        *(("points_per_axis", count) for count in (0, 2.5, True, "9", [9, 0], [])),
     ],
 )
 def test_bad_options(name, value):
@@ -274,5 +276,42 @@ def test_a_refusal_tells_what_can_be_had(text, box, eps, options):
         assert refusal.network.certificate.bound == refusal.bound < 1e-12
     assert set(refusal.worst_box) == set(box)
     assert all(box[name][0] <= lo < hi <= box[name][1] for name, (lo, hi) in refusal.worst_box.items())
-    met = float(re.findall(r"eps(?:=| ≥ )([0-9.]*[0-9](?:e[+-][0-9]+)?)", str(refusal))[-1])  # the last one named
+    met = _eps_that_is_met(refusal)
+    assert met == pytest.approx(refusal.reach, rel=0.01)
     assert attnc.compile(text, box, met, **options).certificate.bound <= met
+
+
+def _eps_that_is_met(refusal: BoundNotMet) -> float:
+    """The one with which its message begins."""
+    return float(re.match(r"eps=([0-9.]*[0-9](?:e[+-][0-9]+)?) is met, eps=\S+ is not\.\n", str(refusal))[1])
+
+
+@pytest.mark.parametrize("construction", ["max_affine", "max_affine_cross", "two_layer", "attention_softmax", "auto"])
+def test_without_eps_the_bound_is_reported_and_not_enforced(construction):
+    """The parameters of the theorem are those that were given, and the bound holds at samples."""
+    net = attnc.compile("sin(x)", {"x": (-3, 3)}, construction=construction, beta=50.0, points_per_axis=9)
+    assert net.eps is None
+    assert (net.parameters["points_per_axis"], net.parameters["beta"]) == ("9", 50.0)
+    assert net.construction == ("max_affine" if construction == "auto" else construction)
+    x = np.linspace(-3, 3, 2001)[:, None]
+    assert np.abs(net(x) - np.sin(x[:, 0])).max() <= net.certificate.bound
+    assert net.certificate.bound > 0.1, "far above the default eps"
+
+
+def test_cells_may_differ_per_axis():
+    net = attnc.compile("x+y", {"x": (0, 1), "y": (0, 1)}, points_per_axis=[3, 4], construction="max_affine")
+    assert net.num_anchors == 12
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"eps": 0.1, "points_per_axis": 9}, "give either eps or points_per_axis"),
+        ({"points_per_axis": 9, "construction": "compose"}, "not an option of compose, but of .*max_affine"),
+        ({"points_per_axis": (9, 9)}, "expected 1 whole number"),
+        ({"points_per_axis": 9, "centres": "adaptive"}, "needs eps"),
+    ],
+)
+def test_requests_without_eps_that_do_not_fit(options, words):
+    with pytest.raises(InputError, match=words):
+        attnc.compile("sin(x)", {"x": (-3, 3)}, **options)

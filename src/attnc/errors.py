@@ -152,7 +152,7 @@ class BoundNotMet(AttncError):
     network : Network or None
         The network that has that bound. It is built when first asked for, since it may be large.
     reach : float or None
-        An eps that may be met, where one is known.
+        An eps that is met or expected to be, where one is known. The message begins with it.
 
     Examples
     --------
@@ -172,12 +172,18 @@ class BoundNotMet(AttncError):
         bound: float | None = None,
         worst_box: dict[str, tuple[float, float]] | None = None,
         build: Callable[[], Any] | None = None,
+        network: Any = None,
         reach: float | None = None,
     ) -> None:
         super().__init__(message)
         self.eps, self.bound, self.worst_box, self.reach = eps, bound, worst_box, reach
         self._build = build
-        self._network: Any = None
+        self._network = network
+
+    @property
+    def is_built(self) -> bool:
+        """Whether `network` has been built already."""
+        return self._network is not None
 
     def with_network(self, finish: Callable[[Any], Any]) -> BoundNotMet:
         """Return the same refusal, with `finish` applied to its network when that is built."""

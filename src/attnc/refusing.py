@@ -24,6 +24,8 @@ CLOSE_EPS = 3.0
 """The search ends if eps is met and eps / CLOSE_EPS is not: another step could only lower it by the factor √3."""
 VALUE_SAMPLES = 256
 """Number of points at which the size of the values of f is sampled."""
+MAX_TRIED_ANCHORS = 20_000
+"""Largest max_anchors for which a network is built to confirm an eps: building and proving it takes seconds."""
 LEAST_ROUNDINGS = 64
 """Smallest eps that is tried, in roundings of max |f|: a smaller one is hardly ever proved."""
 
@@ -38,7 +40,7 @@ def not_met(target: Target, network: Network, eps: float) -> BoundNotMet:
             f"and weights are {claim.dtype} numbers: 0.25 is one, 0.3 is not. Choose coefficients that are, or a "
             "finite box."
         )
-        return BoundNotMet(message, eps=eps, bound=claim.bound, build=lambda: network)
+        return BoundNotMet(message, eps=eps, bound=claim.bound, network=network)
     kind = "observed error" if claim.bound is None else "bound"
     why = "" if claim.complete else f" {OUT_OF_TIME}: a larger eps, or a smaller box, is easier to prove."
     is_known = error is not None and 0 < error <= _largest_value(target)
@@ -53,7 +55,7 @@ def not_met(target: Target, network: Network, eps: float) -> BoundNotMet:
         eps=eps,
         bound=claim.bound,
         worst_box=claim.worst_box(network.box),
-        build=lambda: network,
+        network=network,
     )
 
 
@@ -67,28 +69,59 @@ def with_reachable(
 ) -> BoundNotMet:
     """Return the refusal with an eps that is met, and the network that comes nearest to the eps that was asked for.
 
-    It is returned as it is if it names a bound already, or if nothing can be proved at all. `compiled` makes a network
-    for another eps, or raises: the eps of the message was tried.
+    Its first line is the eps that is met. That is the least bound that a network was built for, or an eps that was
+    tried: `compiled` makes a network for another eps, or raises. The refusal is returned as it is if nothing can be
+    proved at all.
     """
     bound = math.inf if refusal.bound is None else refusal.bound
     is_known = bound <= _largest_value(target) and refusal.worst_box is not None
     if is_known or not target.is_known_on_cells:
-        return refusal
+        return _with_known(refusal, request)
     if not target.box.is_bounded and refusal.network is not None and _bound(refusal.network) == math.inf:
         return refusal  # slopes differ far out, whatever eps
     met, nearest = _search(refusal, target, request, compiled)
     if nearest is None or _bound(nearest) == math.inf:
         return refusal
     claim = nearest.certificate
-    advice = "" if met is None else f" eps={met:.2g} is met."
-    return BoundNotMet(
+    found = (
         f"{refusal}\nThe best bound that was found is {claim.bound:.3g}, by {nearest.construction} with "
-        f"{plural(nearest.num_anchors, 'anchor')}{largest_on(claim, nearest.box)}.{advice}",
+        f"{plural(nearest.num_anchors, 'anchor')}{largest_on(claim, nearest.box)}."
+    )
+    met = round_above(_bound(nearest)) if met is None else met
+    return BoundNotMet(
+        f"{_first_line(met, refusal.eps)}{found}",
         eps=refusal.eps,
         bound=claim.bound,
         worst_box=claim.worst_box(nearest.box) or nearest.box.as_dict(),
-        build=lambda: nearest,
+        network=nearest,
+        reach=met,
     )
+
+
+def _with_known(refusal: BoundNotMet, request: Request) -> BoundNotMet:
+    """Return a refusal that has a bound, or a network, with the eps that follows from it in front.
+
+    A large network is not built for this: its eps is expected to be met.
+    """
+    is_large = request.max_anchors > MAX_TRIED_ANCHORS and not refusal.is_built
+    network = None if is_large else refusal.network
+    claim = None if network is None else network.certificate
+    bounds = [bound for bound in (refusal.bound, claim and claim.error) if bound is not None]
+    if not bounds or not 0 < max(bounds) < math.inf:
+        return refusal
+    met = round_above(max(bounds))
+    return BoundNotMet(
+        f"{_first_line(met, refusal.eps, is_tried=not is_large)}{refusal}",
+        eps=refusal.eps,
+        bound=refusal.bound,
+        worst_box=refusal.worst_box,
+        build=lambda: refusal.network,
+        reach=met,
+    )
+
+
+def _first_line(met: float, asked: float, *, is_tried: bool = True) -> str:
+    return f"eps={met:.2g} is {'met' if is_tried else 'expected to be met'}, eps={asked:g} is not.\n"
 
 
 def _search(

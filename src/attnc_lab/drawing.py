@@ -101,7 +101,7 @@ def to_svg(draw: Callable[[Figure], None], prefix: str) -> str:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise attnc.InputError(f"figures need matplotlib ({error}): pip install 'attnc[lab]'") from None
+        raise attnc.MissingExtra("figures need", "matplotlib", "lab", error) from None
 
     picture = Figure(layout="constrained")  # it needs no display
     draw(picture)

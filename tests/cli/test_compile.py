@@ -184,12 +184,12 @@ def test_a_bound_that_is_not_met_exits_1(run) -> None:
     arguments += ["--construction", "max_affine"]
     ran = run(*arguments)
     assert (ran.code, ran.out) == (1, "")
-    assert ran.err.startswith("error: cannot bring the bound to eps=0.001")
+    assert re.match(r"error: eps=0\.0\d+ is met, eps=0\.001 is not\.\ncannot bring the bound to eps=0\.001", ran.err)
     ran = run(*arguments, "--json")
     assert ran.code == 1
     error = ran.json["error"]
     assert error["type"] == "BoundNotMet"
-    assert error["bound"] > error["eps"] == 1e-3
+    assert error["met"] > error["bound"] > error["eps"] == 1e-3
     (lo, hi) = error["worst_box"]["x"]
     assert 0 <= lo < hi <= 3
 

@@ -85,7 +85,7 @@ def _report(error: AttncError, as_json: bool) -> None:
         return
     found: dict[str, Any] = {"type": type(error).__name__, "message": str(error)}
     if isinstance(error, BoundNotMet):
-        found |= {"eps": error.eps, "bound": error.bound, "worst_box": error.worst_box}
+        found |= {"eps": error.eps, "met": error.reach, "bound": error.bound, "worst_box": error.worst_box}
     if isinstance(error, ExpressionError):
         found |= {"position": error.position}
     print_json({"error": found})
