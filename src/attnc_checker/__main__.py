@@ -21,7 +21,11 @@ def main(arguments: list[str] | None = None) -> int:
     if chosen.processes is not None and chosen.processes < 1:
         parser.error(f"--processes is {chosen.processes}, and must be 1 or more")
     show = _progress if sys.stderr.isatty() else None
-    verdicts = [check(chosen.net, chosen.processes, show, name) for name in certificates(chosen.net)]
+    try:
+        verdicts = [check(chosen.net, chosen.processes, show, name) for name in certificates(chosen.net)]
+    except KeyboardInterrupt:
+        print("interrupted: nothing was decided", file=sys.stderr)
+        return 130
     if show:
         print("\r" + " " * 40 + "\r", end="", file=sys.stderr, flush=True)
     try:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from multiprocessing import active_children
 from pathlib import Path
 
 from flint import arb, ctx
@@ -166,14 +168,29 @@ def _results(proof: Proof, jobs: list[Job], stored: Stored, processes: int) -> I
     if processes == 1:
         yield from map(proof.prove, jobs)
     else:
-        with ProcessPoolExecutor(processes, initializer=_start, initargs=stored) as pool:
+        with _pool(processes, stored) as pool:
             yield from pool.map(_work, jobs, chunksize=AT_ONCE)
+
+
+@contextmanager
+def _pool(processes: int, stored: Stored) -> Iterator[ProcessPoolExecutor]:
+    """Processes that end at once if the check is interrupted: nobody waits for their leaves."""
+    others, pool = set(active_children()), ProcessPoolExecutor(processes, initializer=_start, initargs=stored)
+    try:
+        yield pool
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for worker in set(active_children()) - others:
+            worker.terminate()
+        raise
+    pool.shutdown()
 
 
 _own: list[Proof] = []
 
 
 def _start(claim: Claim, structure: object, tensors: dict[str, Tensor]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends a worker without a traceback
     ctx.prec, ctx.cap = PRECISION, MAX_SERIES
     _own[:] = [proof_of(claim, structure, tensors)]
 

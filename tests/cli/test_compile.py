@@ -212,12 +212,19 @@ def test_out_is_checked_before_the_work(refused, tmp_path: Path, monkeypatch) ->
     assert (tmp_path / "file").read_text() == (tmp_path / "folder" / "thesis.tex").read_text() == "mine"
 
 
-def test_a_saved_network_is_replaced(run, tmp_path: Path) -> None:
-    for eps in ("0.5", "0.25"):
-        ran = run("compile", "x", "--box", "x=0:1", "--eps", eps, "--out", f"{tmp_path}/net/")
-        assert ran.code == 0
-        assert attnc.load(tmp_path / "net").eps == float(eps)
+def test_a_saved_network_is_replaced_only_by_force(run, refused, tmp_path: Path, monkeypatch) -> None:
+    command = ("compile", "x", "--box", "x=0:1", "--out", f"{tmp_path}/net/")
+    assert run(*command, "--eps", "0.5").code == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(attnc, "compile", Mock(side_effect=AssertionError("compiled")))
+        message = refused(*command, "--eps", "0.25")
+    assert "is a saved network already. Add --force to replace it, or choose another name" in message
+    assert attnc.load(tmp_path / "net").eps == 0.5
+    assert run(*command, "--eps", "0.25", "--force").code == 0
+    assert attnc.load(tmp_path / "net").eps == 0.25
     assert [entry.name for entry in tmp_path.iterdir()] == ["net"]
+    (tmp_path / "net" / "thesis.tex").write_text("mine")
+    assert "--out" in refused(*command, "--force"), "files of others are never deleted"
 
 
 @pytest.mark.parametrize("expression", ["x + y*2", "-x-y", "--x*y"])
@@ -235,7 +242,7 @@ def test_the_command_reproduces_the_network(run, tmp_path: Path, expression: str
     assert command in Path("a b/README.md").read_text(encoding="utf-8")
     name, *arguments = shlex.split(command)
     assert name == "attnc"
-    again = run(*arguments, "--json") if "--" not in arguments else run(arguments[0], "--json", *arguments[1:])
+    again = run(arguments[0], "--json", "--force", *arguments[1:])
     assert again.json == first.json
     assert Path("a b/model.safetensors").read_bytes() == weights
 

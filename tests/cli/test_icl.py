@@ -26,7 +26,7 @@ def table(tmp_path: Path) -> Path:
 def test_every_model_agrees_with_scikit_learn(run, table, model):
     target = {"logistic": "class", "poisson": "count"}.get(model, "y")
     options = ["--alpha", "0.1"] if "alpha" in MODELS[model][1] else []
-    ran = run("icl", model, "--csv", table, "--target", target, "--features", "a,b,c", *options, "--json")
+    ran = run("icl", model, "--csv", table, "--output", target, "--inputs", "a,b,c", *options, "--json")
     assert ran.code == 0, ran.err
     report = ran.json
     assert report["rows"] == 60
@@ -43,7 +43,7 @@ def test_every_model_agrees_with_scikit_learn(run, table, model):
 
 def test_the_page_for_people(run, table, tmp_path):
     picture = tmp_path / "loss.svg"
-    ran = run("icl", "ridge", "--csv", table, "--target", "y", "--features", "a,b", "--plot", picture)
+    ran = run("icl", "ridge", "--csv", table, "--output", "y", "--inputs", "a,b", "--plot", picture)
     assert ran.code == 0
     for needed in ("by attention", "scikit-learn", "(intercept)", "loss per layer", "bound of the weights", "rounding"):
         assert needed in ran.out
@@ -51,7 +51,7 @@ def test_the_page_for_people(run, table, tmp_path):
 
 
 def test_all_other_columns_and_standardising(run, table):
-    ran = run("icl", "linear", "--csv", table, "--target", "y", "--standardise", "--json")
+    ran = run("icl", "linear", "--csv", table, "--output", "y", "--standardise", "--json")
     names = [row["name"] for row in ran.json["coefficients"]]
     assert names == ["a", "b", "c", "class", "count", "(intercept)"]
 
@@ -59,32 +59,32 @@ def test_all_other_columns_and_standardising(run, table):
 def test_labels_that_are_words(run, refused, tmp_path):
     path = tmp_path / "words.csv"
     path.write_text("a,b,kind\n1,2,cat\n2,1,dog\n3,5,cat\n4,4,dog\n5,0,dog\n")
-    ran = run("icl", "logistic", "--csv", path, "--target", "kind", "--json")
+    ran = run("icl", "logistic", "--csv", path, "--output", "kind", "--json")
     assert ran.code == 0, ran.err
     report = ran.json
     assert report["largest_difference"]["predictions"] == 0
     assert report["largest_difference"]["coefficients"] <= 1e-7
     path.write_text("a,kind\n1,cat\n2,\n")
-    assert "line 3, column 'kind'" in refused("icl", "logistic", "--csv", path, "--target", "kind")
+    assert "line 3, column 'kind'" in refused("icl", "logistic", "--csv", path, "--output", "kind")
     path.write_text("a,kind\n1,cat\n2,dog\n")
-    assert "'cat' is not a number" in refused("icl", "ridge", "--csv", path, "--target", "kind")
+    assert "'cat' is not a number" in refused("icl", "ridge", "--csv", path, "--output", "kind")
 
 
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (("nothing", "--target", "y"), "there is no model"),
-        (("ridge", "--target", "z"), "there is no column 'z'"),
-        (("ridge", "--target", "y", "--features", "a,y"), "cannot be a feature"),
-        (("lasso", "--target", "y", "--gamma", "1"), "has no option gamma"),
-        (("ridge", "--target", "y", "--alpha", "-1"), "alpha"),
-        (("ridge", "--target", "y", "--alpha", "inf"), "alpha is a penalty"),
-        (("lasso", "--target", "y", "--alpha", "inf"), "alpha is a penalty"),
-        (("ridge", "--target", "y", "--heads", "0"), "1 to 12 pairs, found 0"),
-        (("ridge", "--target", "y", "--method", "plain", "--learning-rate", "9"), "largest eigenvalue"),
-        (("ridge", "--target", "y", "--max-rows", "5"), "max_rows=5"),
-        (("logistic", "--target", "y"), "Unknown label type|continuous"),
-        (("poisson", "--target", "y"), "counts"),
+        (("nothing", "--output", "y"), "there is no model"),
+        (("ridge", "--output", "z"), "there is no column 'z'"),
+        (("ridge", "--output", "y", "--inputs", "a,y"), "both an input and an output"),
+        (("lasso", "--output", "y", "--gamma", "1"), "has no option --gamma"),
+        (("ridge", "--output", "y", "--alpha", "-1"), "alpha"),
+        (("ridge", "--output", "y", "--alpha", "inf"), "alpha is a penalty"),
+        (("lasso", "--output", "y", "--alpha", "inf"), "alpha is a penalty"),
+        (("ridge", "--output", "y", "--head-pairs", "0"), "1 to 12 pairs, found 0"),
+        (("ridge", "--output", "y", "--method", "plain", "--learning-rate", "9"), "largest eigenvalue"),
+        (("ridge", "--output", "y", "--max-rows", "5"), "max_rows=5"),
+        (("logistic", "--output", "y"), "Unknown label type|continuous"),
+        (("poisson", "--output", "y"), "counts"),
     ],
 )
 def test_bad_input(refused, table, arguments, complaint):
@@ -93,7 +93,7 @@ def test_bad_input(refused, table, arguments, complaint):
 
 
 def test_warnings_are_printed(run, table):
-    ran = run("icl", "ridge", "--csv", table, "--target", "y", "--max-iter", "2")
+    ran = run("icl", "ridge", "--csv", table, "--output", "y", "--max-iter", "2")
     assert ran.code == 0
     assert "warning: 2 steps of chebyshev" in ran.out
 

@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import shutil
+import signal
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -445,6 +446,32 @@ def test_a_crash_midway_changes_nothing(
     assert contents(tmp_path / "net") == NEW
 
 
+@pytest.mark.parametrize(("owner", "name", "num_calls"), [*STEPS, (shutil, "rmtree", 2), (os, "unlink", 2)])
+def test_ctrl_c_at_any_step_leaves_the_old_network_or_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, num_calls: int
+) -> None:
+    """The signal itself: it arrives in the middle of the step, which goes on."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where tests run in the background
+    try:
+        for number in range(1, num_calls + 1):
+            write_whole(tmp_path / "net", OLD, NETWORK)
+            real, calls = getattr(owner, name), itertools.count(1)
+
+            def interrupted(*arguments: Any, real=real, calls=calls, number=number, **options: Any) -> Any:
+                if next(calls) == number:
+                    signal.raise_signal(signal.SIGINT)
+                return real(*arguments, **options)
+
+            with monkeypatch.context() as patch:
+                patch.setattr(owner, name, interrupted)
+                with pytest.raises(KeyboardInterrupt):
+                    write_whole(tmp_path / "net", NEW, NETWORK)
+            assert os.listdir(tmp_path) == ["net"], f"{name}, call {number}"
+            assert contents(tmp_path / "net") in (OLD, NEW)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_folders_that_cannot_be_flushed_are_written_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -466,7 +493,7 @@ def test_an_old_network_that_cannot_be_put_back_is_named(tmp_path: Path, monkeyp
 
 def test_an_old_network_that_cannot_be_deleted_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_whole(tmp_path / "net", OLD, NETWORK)
-    monkeypatch.setattr(shutil, "rmtree", Calls(shutil.rmtree, 2, OSError(5, "Input/output error")))
+    monkeypatch.setattr(shutil, "rmtree", Calls(shutil.rmtree, 1, OSError(5, "Input/output error")))
     with pytest.raises(FileError, match="was saved, but"):
         write_whole(tmp_path / "net", NEW, NETWORK)
     assert contents(tmp_path / "net") == NEW

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 from collections.abc import Sequence
 
-SECONDS_TO_END = 5.0
-"""Seconds that an interrupted child has to end its own processes: it needs a few tenths of one."""
-
 
 def run_child(command: Sequence[str], *, is_silent: bool) -> int:
-    """Run a program to its end, and return its exit code. If this process is interrupted, so is the program.
+    """Run a program that writes no files to its end, and return its exit code.
 
-    Ctrl-C on a terminal reaches both. A signal to this process alone is passed on.
+    It has a session of its own, which Ctrl-C does not reach: the program cannot be caught half way through its start.
+    If this process is interrupted, the program and all processes that it started are ended, and the error goes on.
     """
-    child = subprocess.Popen(command, stdout=subprocess.DEVNULL if is_silent else None)
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL if is_silent else None, start_new_session=True)
     try:
         return child.wait()
     except BaseException:
-        if child.poll() is None:
-            child.send_signal(signal.SIGINT)
-        try:
-            child.wait(SECONDS_TO_END)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
         raise

@@ -414,9 +414,9 @@ def export_command(
 )
 def convert_command(
     source: Annotated[Path, typer.Argument(metavar="SRC", help="A Hugging Face model folder, with safetensors.")],
-    out: Annotated[Path, typer.Option(help="The folder to write.")],
-    eps: Annotated[float, typer.Option(help="The largest error of each activation, proven.")] = 1e-6,
-    texts: Annotated[Path | None, optional("A file of texts, one per line, to measure on.")] = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="The folder to write.")],
+    eps: Annotated[float, typer.Option(metavar="E", help="The largest error of each activation, proven.")] = 1e-6,
+    texts: Annotated[Path | None, optional("A file of texts, one per line, to measure on.", metavar="FILE")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Fail if anything cannot be converted.")] = False,
     force: Force = False,
     json_output: Json = False,
@@ -460,7 +460,7 @@ def _print_conversion(report: Report, out: Path) -> None:
 
 @app.command("demo", cls=Command, epilog="Example:\n\nattnc demo --out demo")
 def demo_command(
-    out: Annotated[Path, typer.Option(help="The folder for the pictures.")] = Path("demo"),
+    out: Annotated[Path, typer.Option(metavar="DIR", help="The folder for the pictures.")] = Path("demo"),
     json_output: Json = False,
 ) -> None:
     """Compile sin(x)+cos(y) at two accuracies, show a table, and draw pictures."""

@@ -13,7 +13,9 @@ import os
 import re
 import secrets
 import shutil
+import signal
 import stat
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -290,26 +292,49 @@ def write_whole(path: Path, files: Mapping[str, bytes], kind: FolderKind) -> Non
         target = os.path.realpath(given.rstrip(os.sep) or given)
         parent, token = os.path.dirname(target), secrets.token_hex(8)
         new, old = os.path.join(parent, f".attnc-{token}.new"), os.path.join(parent, f".attnc-{token}.old")
-        os.mkdir(new)
         try:
+            os.mkdir(new)
             for name, content in files.items():
                 _write_file(os.path.join(new, name), content)
             _sync_directory(new)
-            _put_in_place(new, target, old)
+            with _uninterrupted():
+                _put_in_place(new, target, old)
+                _sync_directory(parent)
+                _remove_former(old, given)
         finally:
             shutil.rmtree(new, ignore_errors=True)  # it is still there only if something went wrong
-        _sync_directory(parent)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         reason = str(getattr(error, "strerror", None) or error)  # without the name of a temporary file
         raise FileError(f"cannot save to {given!r}: {reason}. Nothing was changed.") from error
-    if os.path.lexists(old):
-        try:
-            shutil.rmtree(old)
-        except OSError as error:
-            raise FileError(
-                f"{os.fspath(path)!r} was saved, but the former content could not be deleted: {error}. "
-                f"The rest of it is in {old!r}; delete that by hand."
-            ) from error
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Put Ctrl-C off until the end of a block of renames, which must not be left half done."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # no signal reaches other threads
+        return
+    received = list[int]()
+    before = signal.signal(signal.SIGINT, lambda number, frame: received.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
+        if received:
+            signal.raise_signal(signal.SIGINT)
+
+
+def _remove_former(old: str, given: str) -> None:
+    """Delete the folder that was replaced, if there was one."""
+    if not os.path.lexists(old):
+        return
+    try:
+        shutil.rmtree(old)
+    except OSError as error:
+        raise FileError(
+            f"{given!r} was saved, but the former content could not be deleted: {error}. The rest of it is in "
+            f"{old!r}; delete that by hand."
+        ) from error
 
 
 def write_file_whole(target: str, content: bytes) -> None:
