@@ -108,7 +108,10 @@ def read(folder: Path, name: str = MAIN) -> Stored:
     certificate, config = read_json(folder / name), read_json(folder / "config.json")
     weights = read_bytes(folder / "model.safetensors", MAX_WEIGHTS)
     if config.get("format") != "attnc.network/1":
-        raise BadFile(f"config.json has the format {config.get('format')!r:.40}, not 'attnc.network/1'")
+        raise BadFile(
+            f"config.json has the format {config.get('format')!r:.40}, not 'attnc.network/1': check it with the "
+            "version of attnc that wrote it"
+        )
     claim = read_claim(certificate)
     digest = hashlib.sha256(weights).hexdigest()
     if certificate["weights_sha256"] != digest:

@@ -63,7 +63,10 @@ def read_claim(data: Object) -> Claim:
     for name in NEEDED.split():
         field(data, name, Any)
     if data["format"] != "attnc.certificate/1":
-        raise BadFile(f"the certificate has the format {data['format']!r:.40}, not 'attnc.certificate/1'")
+        raise BadFile(
+            f"the certificate has the format {data['format']!r:.40}, not 'attnc.certificate/1': check it with "
+            "the version of attnc that wrote it"
+        )
     method = data["method"]
     if method not in (BY_LEAVES, STAGED) and not (isinstance(method, str) and method.startswith(AT_POINTS)):
         raise Refused(f"the method is {method!r:.40}: only proofs, by leaves, stages or points, can be proved again")

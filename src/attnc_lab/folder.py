@@ -70,8 +70,13 @@ class Folder:
             )
         try:
             found = json.loads(_text(path / SETTINGS))
-            if found["format"] != FORMAT or found["profile"] not in PROFILES:
-                raise ValueError(f"format {found['format']!r:.40}, profile {found['profile']!r:.40}")
+            if found["format"] != FORMAT:
+                raise ValueError(
+                    f"it has the format {found['format']!r:.40}, and this version reads {FORMAT!r}. Use the version of "
+                    "attnc that wrote the run, or run the experiments again in a new folder"
+                )
+            if found["profile"] not in PROFILES:
+                raise ValueError(f"there is no profile {found['profile']!r:.40}")
             versions = {str(name): str(version) for name, version in found["versions"].items()}
             return cls(path, found["profile"], int(found["seed"]), versions, tuple(map(str, found["commands"])))
         except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -19,7 +19,16 @@ from attnc.converting.report import EndToEnd, Report, model_card
 from attnc.converting.walking import convert_module
 from attnc.errors import FileError, InputError, MissingExtra
 from attnc.exports.directory import json_bytes
-from attnc.exports.safe_files import CONFIG, FolderKind, Path, open_regular, read_bytes, read_json, write_whole
+from attnc.exports.safe_files import (
+    CONFIG,
+    FolderKind,
+    Path,
+    open_regular,
+    read_bytes,
+    read_json,
+    require_format,
+    write_whole,
+)
 
 try:
     import transformers
@@ -119,8 +128,9 @@ def load_converted(path: Path) -> nn.Module:
     folder = os.fspath(path)
     config = read_json(os.path.join(folder, CONFIG))
     found = config.get("attnc")
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
+    if not isinstance(found, dict):
         raise FileError(f"cannot load {folder!r}: its {CONFIG} does not say that it is a converted model ({FORMAT!r})")
+    require_format(found.get("format"), FORMAT, f"cannot load {folder!r}: its {CONFIG}")
     facts = read_json(os.path.join(folder, REPORT))
     hashes = facts.get("sha256")
     for name in (WEIGHTS, KEYS):

@@ -20,6 +20,7 @@ from attnc.exports.safe_files import (
     parse_json,
     read_json,
     read_tensors,
+    require_format,
     write_whole,
 )
 from attnc.exports.tensors import decode, encode, layout
@@ -72,7 +73,7 @@ def load_network(
     """
     folder = require_folder(path)
     config = read_json(os.path.join(folder, CONFIG))
-    _check_format(config, folder)
+    require_format(config.get("format"), FORMAT, f"cannot load {folder!r}: its {CONFIG}")
     for key in RESERVED:
         if key not in config:
             raise FileError(f"{folder!r}: {CONFIG} lacks the key {key!r}")
@@ -110,18 +111,6 @@ def require_folder(path: Path) -> str:
         problem = "is not a folder" if os.path.lexists(folder) else "does not exist"
         raise FileError(f"cannot load {folder!r}: it {problem}. A saved network is a folder with a {CONFIG} in it.")
     return folder
-
-
-def _check_format(config: Mapping[str, Any], folder: str) -> None:
-    found = config.get("format")
-    if found == FORMAT:
-        return
-    if isinstance(found, str) and found.startswith(FORMAT_FAMILY):
-        raise FileError(
-            f"cannot load {folder!r}: its format is {found[:60]!r}, and this version of attnc reads {FORMAT!r}. "
-            "Use the version of attnc that wrote it, or compile the network again."
-        )
-    raise FileError(f"cannot load {folder!r}: its {CONFIG} does not say that it is a network ({FORMAT!r})")
 
 
 def _read_certificates(folder: str, listed: Any) -> dict[str, dict[str, Any]]:

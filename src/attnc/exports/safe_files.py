@@ -241,6 +241,19 @@ def require_expected(found: Mapping[str, tuple[Any, tuple[int, ...]]], expected:
         raise FileError(f"{origin}the tensor {min(extra)!r} is not expected")
 
 
+def require_format(found: Any, wanted: str, what: str) -> None:
+    """Raise FileError unless `what` states the format that is read; another number of it has a remedy."""
+    if found == wanted:
+        return
+    family = wanted.rpartition("/")[0]
+    if isinstance(found, str) and found.startswith(f"{family}/"):
+        raise FileError(
+            f"{what} has the format {found[:60]!r}, and this version of attnc reads {wanted!r}. Use the version of "
+            "attnc that wrote it, or write it again with this one."
+        )
+    raise FileError(f"{what} does not state its format, which should be {wanted!r}; found {found!r:.60}")
+
+
 @dataclass(frozen=True)
 class FolderKind:
     """A kind of folder that attnc writes. Such a folder may be replaced, unless it contains other files."""

@@ -208,7 +208,10 @@ class Certificate:
         """FileError where a field is missing, is of another type, or contradicts another."""
         try:
             if data["format"] != FORMAT:
-                raise FileError(f"certificate: format {data['format']!r} is not the one read here, {FORMAT!r}")
+                raise FileError(
+                    f"certificate: its format is {data['format']!r:.60}, and this version of attnc reads {FORMAT!r}. "
+                    "Use the version of attnc that wrote it, or compile the network again."
+                )
             stated = {name: data[name] for name in get_type_hints(cls) if name != "evidence"}
             claim = dataclasses.replace(_typed(stated, cls), evidence=_read_evidence(data))
             claim._require_consistent()
