@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --disable-pip-version-check -q -c constraints.txt
 
-.PHONY: demo test test-slow test-models bench corpus docs-figures lint clean
+.PHONY: demo test test-slow test-models test-wheel bench corpus docs-figures lint clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -38,6 +38,10 @@ test-slow: $(VENV)/.dev
 
 test-models: $(VENV)/.models
 	HF_HUB_OFFLINE=1 $(BIN)/pytest -m models tests/converting
+
+# The built wheel in a fresh environment for each extra, or for EXTRAS="none plots".
+test-wheel:
+	$(PYTHON) tests/packaging/try_wheel.py $(EXTRAS)
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/bench.py --out benchmarks/out

@@ -19,6 +19,7 @@ from attnc.constructions.construction import MAX_ANCHORS, MAX_BYTES, Request, ex
 from attnc.errors import BoundNotMet, real_number
 from attnc.exports.tensors import encode
 from attnc.network import Network
+from attnc.numerics.threads import one_thread
 from attnc.planning import candidates, fitted
 from attnc.refusing import not_met, rounding_of, with_reachable
 from attnc.targets.box import BoxLike
@@ -118,8 +119,6 @@ def compile(  # the contract's name; inside this module nothing needs the builti
     >>> coarse.eps is None, coarse.num_anchors, coarse.certificate.bound > 0.1
     (True, 9, True)
     """
-    from threadpoolctl import threadpool_limits
-
     if eps is None and points_per_axis is None:
         eps = DEFAULT_EPS
     request = Request(
@@ -139,9 +138,8 @@ def compile(  # the contract's name; inside this module nothing needs the builti
     )
     target = as_target(source, box, lipschitz, request.p, hessian_bound)
     request.require_representable(target)
-    # The decompositions are small: the threads of a BLAS would cost more than they gain. A number that overflows on the
-    # way is not finite, and neither used by a construction nor taken for a bound.
-    with threadpool_limits(1), np.errstate(all="ignore"):
+    # A number that overflows on the way is not finite, and neither used by a construction nor taken for a bound.
+    with one_thread(), np.errstate(all="ignore"):
         try:
             found = _within_eps(target, request)
         except BoundNotMet as refusal:

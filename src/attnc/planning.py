@@ -12,6 +12,7 @@ from attnc.constructions.built import Built
 from attnc.constructions.catalogue import CATALOGUE
 from attnc.constructions.construction import MAX_ANCHORS, MAX_BYTES, Construction, Estimate, Request, exponent
 from attnc.errors import AttncError, BoundNotMet, InputError, ProgramError, real_number
+from attnc.numerics.threads import one_thread
 from attnc.targets.box import BoxLike
 from attnc.targets.sources import as_target
 from attnc.targets.target import Target
@@ -62,11 +63,9 @@ def plan(
     >>> rows[0].name, rows[0].anchors
     ('compose', 2)
     """
-    from threadpoolctl import threadpool_limits
-
     request = Request(real_number("eps", eps), dtype, exponent(norm), max_anchors, max_bytes, criterion=criterion)
     target = as_target(source, box, lipschitz, request.p, hessian_bound)
-    with threadpool_limits(1):
+    with one_thread():
         rows = [estimate(construction, target, request) for construction in CATALOGUE]
     return [*cheapest(rows, request.criterion), *(row for row in rows if row.why_not is not None)]
 

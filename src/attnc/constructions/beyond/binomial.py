@@ -18,6 +18,7 @@ from attnc.constructions.fitting.stored_head import MeasuredHead, check_unary, m
 from attnc.errors import BoundNotMet, InputError, positive_number, whole_number
 from attnc.ir.soft_head import SoftHead
 from attnc.numerics.arrays import Float
+from attnc.numerics.threads import one_thread
 from attnc.targets.box import Box
 from attnc.targets.target import Target
 
@@ -30,6 +31,7 @@ FITTED_SHARE, OBSERVED_SHARE = 0.9, 0.97
 between those of the sample. A fit that misses its share is repeated with more keys. The shares are not tuned."""
 
 
+@one_thread()
 def binomial(
     target: Target,
     *,

@@ -25,6 +25,7 @@ from attnc.ir.soft_head import SoftHead
 from attnc.numerics.arrays import Float
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import UNIT_ROUNDOFF
+from attnc.numerics.threads import one_thread
 from attnc.proofs.staged.lines import prove_line
 from attnc.proofs.stages.extraction import stages
 from attnc.targets.box import Box
@@ -52,6 +53,7 @@ MOST_EXCESS = 2.0
 So a finer fit is asked for δ/2 at the least."""
 
 
+@one_thread()
 def compose(
     target: Target,
     *,

@@ -24,6 +24,7 @@ from attnc.constructions.fitting.selection import allowed_anchors
 from attnc.errors import BoundNotMet, InputError
 from attnc.functions.gate_recipes import Decay, ExactKeys
 from attnc.functions.registry import FUNCTIONS
+from attnc.numerics.threads import one_thread
 from attnc.targets.expressions.coefficient import UNIT, ZERO, Coefficient
 from attnc.targets.expressions.expression import Expression
 from attnc.targets.expressions.tree import Call
@@ -38,6 +39,7 @@ DEFAULT_GATE_EPS = 1e-6
 """The error asked for if none is given."""
 
 
+@one_thread()
 def gates(
     target: Target,
     *,

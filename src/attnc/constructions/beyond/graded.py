@@ -21,6 +21,7 @@ from attnc.errors import BoundNotMet, DomainError, real_number
 from attnc.ir.soft_head import SoftHead
 from attnc.numerics.arrays import Float
 from attnc.numerics.rounding import UNIT_ROUNDOFF
+from attnc.numerics.threads import one_thread
 from attnc.targets.box import Box
 from attnc.targets.function_target import CallableTarget
 from attnc.targets.target import Target
@@ -29,6 +30,7 @@ MAX_GRADED_KEYS = 4096
 """Default limit on the number of keys. It bounds the time of a fit; not tuned."""
 
 
+@one_thread()
 def graded(
     target: Target,
     *,

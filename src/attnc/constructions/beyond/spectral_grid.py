@@ -27,6 +27,7 @@ from attnc.errors import BoundNotMet, InputError
 from attnc.functions.registry import FUNCTIONS
 from attnc.numerics.arrays import Float
 from attnc.numerics.rounding import UNIT_ROUNDOFF
+from attnc.numerics.threads import one_thread
 from attnc.proofs.leaves_prover import MAX_VARIABLES
 from attnc.targets.expressions.tree import Call, walk
 from attnc.targets.target import Target
@@ -38,6 +39,7 @@ MARGIN_OF_POSITIONS = 40.0
 """M, the score bonus for keys at the query's own position. Other positions keep e^−40 of its weight."""
 
 
+@one_thread()
 def spectral_grid(
     target: Target,
     *,

@@ -13,6 +13,7 @@ from attnc.constructions.fitting.axis import MAX_VALUE, NodeAxis, NodeKeys, Sect
 from attnc.constructions.fitting.search import thinned
 from attnc.constructions.fitting.table_fit import TABLE_SHARE, TableFit, TableSearch, table_construction
 from attnc.errors import InputError
+from attnc.numerics.threads import one_thread
 from attnc.targets.table import TableTarget
 from attnc.targets.target import Target
 
@@ -31,6 +32,7 @@ SMALL_VALUE = 2.5
 """Largest ratio of the values of keys to those of the table if rounding is the limit: a quarter of MAX_VALUE."""
 
 
+@one_thread()
 def table_grid(
     target: Target,
     *,

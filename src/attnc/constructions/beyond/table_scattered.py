@@ -31,6 +31,7 @@ from attnc.constructions.fitting.table_fit import TABLE_SHARE, TableFit, TableSe
 from attnc.ir.soft_head import SoftHead
 from attnc.numerics.arrays import Float, Int
 from attnc.numerics.rounding import UNIT_ROUNDOFF
+from attnc.numerics.threads import one_thread
 from attnc.targets.table import TableTarget
 from attnc.targets.target import Target
 
@@ -57,6 +58,7 @@ STEEPEST_COUNTS = (*range(1, 11), 12, 14, 16, 19, 22, 26, 30, 36, 43, 51, 61, 73
 """Numbers of anchors on the steepest axis that are tried in turn. From ten on, each is 1.2 times the one before."""
 
 
+@one_thread()
 def table_scattered(
     target: Target,
     *,
