@@ -41,7 +41,7 @@ test-models: $(VENV)/.models
 
 # The built wheel in a fresh environment for each extra, or for EXTRAS="none plots".
 test-wheel:
-	$(PYTHON) tests/packaging/try_wheel.py $(EXTRAS)
+	$(PYTHON) tests/package/try_wheel.py $(EXTRAS)
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/bench.py --out benchmarks/out

@@ -251,3 +251,57 @@ def test_the_plan_lists_every_construction(run) -> None:
     rows = run("plan", "x*y", "--box", "x=-1:1", "--box", "y=-1:1", "--eps", "1e-4", "--json").json
     assert {row["name"] for row in rows} == {construction.name for construction in CATALOGUE}
     assert rows[0]["name"] in ("compose", "gates")
+
+
+def test_compile_without_eps(run, refused, tmp_path: Path) -> None:
+    command = ("compile", "sin(x)", "--box", "x=-3:3", "--construction", "max_affine", "--points-per-axis", "9")
+    made = run(*command, "--beta", "50", "--out", tmp_path / "net")
+    assert made.code == 0, made.err
+    assert "the bound is reported, not enforced" in " ".join(made.out.replace("│", " ").split())
+    network = attnc.load(tmp_path / "net")
+    assert network.eps is None
+    assert (network.num_anchors, network.parameters["beta"]) == (9, 50.0)
+    assert "--eps" not in network.command
+    again = run(*shlex.split(network.command)[1:], "--force", "--json").json
+    assert again["bound"] == network.certificate.bound
+    assert "give either eps or points_per_axis" in refused(*command, "--eps", "0.1")
+    for text in ("", "9,", "-1", "2.5", "x"):
+        assert "--points-per-axis" in refused(*command[:-1], text)
+
+
+def test_compile_draws(run, refused, tmp_path: Path, monkeypatch) -> None:
+    ran = run("compile", "x*y", "--box", "x=0:1", "--box", "y=0:1", "--plot", tmp_path / "n.svg", "--json")
+    assert ran.json["plot"] == str(tmp_path / "n.svg")
+    assert (tmp_path / "n.svg").read_bytes().startswith(b"<?xml")
+    monkeypatch.setattr(attnc, "compile", Mock(side_effect=AssertionError("compiled")))
+    for name in ("n.txt", "missing/n.svg"):
+        assert "cannot plot to" in refused("compile", "x", "--box", "x=0:1", "--plot", tmp_path / name)
+
+
+def test_a_function_without_heads_is_explained(run, tmp_path: Path) -> None:
+    made = run("compile", "2*x - 1", "--box", "x=-1:1", "--out", tmp_path / "net")
+    assert "0 heads" in made.out
+    for shown in (made.out, run("info", tmp_path / "net").out, (tmp_path / "net" / "README.md").read_text("utf-8")):
+        assert "no attention head is needed" in " ".join(shown.replace("│", " ").split())
+
+
+def test_a_minus_before_a_variable_that_is_also_a_short_option(run) -> None:
+    for name in "hqv":
+        ran = run("compile", f"-{name}", "--box", f"{name}=0:1", "--json")
+        assert ran.json["expression"] == f"-{name}"
+
+
+def test_the_plan_of_a_table_and_its_options(run, refused, tmp_path: Path) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text("x,z\n" + "".join(f"{i},{i * i}\n" for i in range(9)))
+    rows = run("plan", "--csv", table, "--inputs", "x", "--output", "z", "--eps", "1e-3", "--json").json
+    assert rows[0]["name"].startswith("table_")
+    assert rows[0]["why_not"] is None
+    assert "nothing to compile" in refused("plan")
+    command = ("plan", "sin(x)*y", "--box", "x=-1:1", "--box", "y=-1:1", "--eps", "0.1", "--json")
+    for criterion in ("anchors", "layers"):
+        costs = [row[criterion] for row in run(*command, "--criterion", criterion).json if row["why_not"] is None]
+        assert costs == sorted(costs)
+    limited = run(*command, "--max-anchors", "20").json
+    assert all(row["anchors"] <= 20 for row in limited)
+    assert "criterion must be one of" in refused(*command[:-1], "--criterion", "beauty")

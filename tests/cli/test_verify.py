@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -47,3 +50,13 @@ def test_what_is_no_network_is_bad_input_in_the_words_of_every_command(run, refu
     error = run(name, tmp_path / folder, *rest, "--json").json["error"]
     assert error == run("info", tmp_path / folder, "--json").json["error"]
     assert error["type"] == "FileError"
+
+
+def test_the_number_of_processes(run, refused, net: Path) -> None:
+    assert run("verify", net, "--processes", "1").code == 0
+    assert "--processes 0: expected a whole number ≥ 1" in refused("verify", net, "--processes", "0")
+
+
+def test_its_json_is_indented_as_all_other(net: Path) -> None:
+    done = subprocess.run([sys.executable, "-m", "attnc_checker", net, "--json"], capture_output=True, text=True)
+    assert done.stdout == json.dumps(json.loads(done.stdout), indent=2) + "\n"

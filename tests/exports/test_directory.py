@@ -178,7 +178,10 @@ def test_links_to_the_files_are_followed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"format": "attnc.network/2"}, "has the format 'attnc.network/2', and this version of attnc reads 'attnc.network/1'"),
+        (
+            {"format": "attnc.network/2"},
+            "has the format 'attnc.network/2', and this version of attnc reads 'attnc.network/1'",
+        ),
         ({"format": "attnc.network/1.0"}, "this version of attnc reads"),
         *(({"format": other}, "does not state its format, which should be") for other in ("bert", None, 1, ABSENT)),
         *(({key: ABSENT}, f"lacks the key '{key}'") for key in ("program", "certificates")),
