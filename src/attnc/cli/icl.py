@@ -66,7 +66,9 @@ def icl_command(
         float | None, optional("The share of the l1 penalty, for elastic-net.", metavar="SHARE")
     ] = None,
     C: Annotated[float | None, optional("One over the penalty, for logistic.", "--c", metavar="C")] = None,
-    gamma: Annotated[float | None, optional("The width of the kernel e^(-gamma d²).", metavar="G")] = None,
+    gamma: Annotated[
+        float | None, optional("The kernel of points at distance d is e^(-gamma d²).", metavar="G")
+    ] = None,
     n_neighbors: Annotated[int | None, optional("The number of neighbours.", "--neighbors", metavar="N")] = None,
     method: Annotated[str | None, one_of("The kind of steps", METHODS, default=False)] = None,
     learning_rate: Annotated[float | None, optional("The length of plain steps, for ridge.", metavar="R")] = None,

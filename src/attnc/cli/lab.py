@@ -98,7 +98,7 @@ def diagnose_command(
     ] = None,
     json_output: Json = False,
 ) -> None:
-    """Name the failure signatures of a saved network, with evidence and remedy. Exit code 1 if there are any."""
+    """Look for known failures of a saved network, and name evidence and remedy. Exit code 1 if there are any."""
     from attnc import diagnose, load
 
     found = diagnose(load(net), eps=eps)
