@@ -76,7 +76,7 @@ def with_reachable(
     bound = math.inf if refusal.bound is None else refusal.bound
     is_known = bound <= _largest_value(target) and refusal.worst_box is not None
     if is_known or not target.is_known_on_cells:
-        return _with_known(refusal, request)
+        return _with_known(refusal, target, request)
     if not target.box.is_bounded and refusal.network is not None and _bound(refusal.network) == math.inf:
         return refusal  # slopes differ far out, whatever eps
     met, nearest = _search(refusal, target, request, compiled)
@@ -98,12 +98,14 @@ def with_reachable(
     )
 
 
-def _with_known(refusal: BoundNotMet, request: Request) -> BoundNotMet:
+def _with_known(refusal: BoundNotMet, target: Target, request: Request) -> BoundNotMet:
     """Return a refusal that has a bound, or a network, with the eps that follows from it in front.
 
-    A large network is not built for this: its eps is expected to be met.
+    A large network is not built for this: its eps is expected to be met. That of a table has a key per point at most.
     """
-    is_large = request.max_anchors > MAX_TRIED_ANCHORS and not refusal.is_built
+    points = target.check_points()
+    most = request.max_anchors if points is None else min(request.max_anchors, len(points))
+    is_large = most > MAX_TRIED_ANCHORS and not refusal.is_built
     network = None if is_large else refusal.network
     claim = None if network is None else network.certificate
     bounds = [bound for bound in (refusal.bound, claim and claim.error) if bound is not None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 
@@ -192,3 +193,6 @@ def test_an_eps_out_of_reach_is_exit_code_one(run, tmp_path: Path):
     ran = run("compile", "--csv", path, "--inputs", "x", "--output", "z", "--eps", "1e-12", "--dtype", "float32")
     assert ran.code == 1
     assert "float32" in ran.err
+    met = re.match(r"error: eps=(\S+) is (?:expected to be )?met, eps=1e-12 is not\.\n", ran.err)[1]
+    again = run("compile", "--csv", path, "--inputs", "x", "--output", "z", "--eps", met, "--dtype", "float32")
+    assert again.code == 0, again.err
