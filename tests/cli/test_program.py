@@ -77,25 +77,6 @@ def test_one_name_per_option() -> None:
     assert several.keys() <= {"--out"}, "a folder of a network, of a run, or a file"
 
 
-@pytest.mark.parametrize(
-    ("words", "former", "now"),
-    [
-        (("info", "NET"), "--figure", "--plot"),
-        (("icl", "ridge", "--csv", "none.csv", "--output", "y"), "--features", "--inputs"),
-        (("icl", "ridge", "--csv", "none.csv"), "--target", "--output"),
-        (("icl", "ridge", "--csv", "none.csv", "--output", "y"), "--heads", "--head-pairs"),
-    ],
-)
-@pytest.mark.parametrize("equals", [False, True])
-def test_former_names_of_options_are_understood(run, net: Path, tmp_path: Path, words, former, now, equals) -> None:
-    value = {"--figure": str(tmp_path / "f.svg"), "--heads": "2"}.get(former, "y")
-    given = [f"{former}={value}"] if equals else [former, value]
-    ran = run(*(net if word == "NET" else word for word in words), *given)
-    assert ran.err.startswith(f"note: {former} is now called {now}\n")
-    assert "No such option" not in ran.err
-    assert ran.code == (0 if former == "--figure" else 2)
-
-
 def test_python_m_attnc_is_the_same_program(tmp_path: Path) -> None:
     ran = subprocess.run([sys.executable, "-m", "attnc", "--version"], capture_output=True, text=True, cwd=tmp_path)
     assert (ran.returncode, ran.stdout) == (0, f"attnc {attnc.__version__}\n")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from attnc.cli.output import Volume, note, set_volume
+from attnc.cli.output import Volume, set_volume
 from attnc.constructions.construction import CRITERIA
 from attnc.errors import ExpressionError, FileError, InputError
 from attnc.numerics.rounding import UNIT_ROUNDOFF
@@ -24,12 +24,6 @@ from attnc.numerics.rounding import UNIT_ROUNDOFF
 if TYPE_CHECKING:
     from attnc.exports.safe_files import FolderKind
     from attnc.network import Network
-
-FORMER_NAMES = {
-    "info": {"--figure": "--plot"},
-    "icl": {"--features": "--inputs", "--target": "--output", "--heads": "--head-pairs"},
-}
-"""Names that options had before one name stood for one thing, by command. They are still understood."""
 
 
 def one_of(description: str, choices: Sequence[str], *names: str, default: bool = True) -> Any:
@@ -115,22 +109,11 @@ COMMON_OPTIONS = _common_options()
 
 
 class Command(TyperCommand):
-    """A command with the options that all commands have. It also understands the names that options had before."""
+    """A command with the options that all commands have."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         *own, help_option = super().get_params(ctx)
         return [*own, *COMMON_OPTIONS, help_option]
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        known = FORMER_NAMES.get(self.name or "", {})
-        renamed = list[str]()
-        for word in args:
-            option, equals, value = word.partition("=")
-            if option in known:
-                note(f"{option} is now called {known[option]}")
-                word = known[option] + equals + value
-            renamed.append(word)
-        return super().parse_args(ctx, renamed)
 
 
 class ExpressionCommand(Command):
