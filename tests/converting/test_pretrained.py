@@ -152,10 +152,13 @@ def test_command_line_and_one_call_to_load(minilm, tmp_path):
     converted, _ = attnc.convert(load_model(str(minilm)), eps=1e-6)
     a, b = traced(loaded, **inputs)[0], traced(converted, **inputs)[0]
     assert torch.equal(a.last_hidden_state, b.last_hidden_state)
-    again = subprocess.run(command, capture_output=True, text=True, check=False)
+    refused = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert "--force" in refused.stderr
+    again = subprocess.run([*command, "--force"], capture_output=True, text=True, check=False)
     assert again.returncode == 0, again.stderr  # its own output may be replaced
     (out / "mine.txt").write_text("notes")
-    refused = subprocess.run(command, capture_output=True, text=True, check=False)
+    refused = subprocess.run([*command, "--force"], capture_output=True, text=True, check=False)
     assert refused.returncode == 2
     assert "mine.txt" in refused.stderr
     raw = bytearray((out / "model.safetensors").read_bytes())
