@@ -15,6 +15,7 @@ from attnc.errors import (
     FileError,
     InputError,
     MissingExtra,
+    ParityExceeded,
     ProgramError,
 )
 from attnc.ir import Affine, Attention, Program, Softmax
@@ -58,6 +59,7 @@ __all__ = [
     "MissingExtra",
     "Network",
     "Parity",
+    "ParityExceeded",
     "Points",
     "Program",
     "ProgramError",

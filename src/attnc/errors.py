@@ -199,6 +199,31 @@ class BoundNotMet(AttncError):
         return self._network
 
 
+class ParityExceeded(AttncError):
+    """An exported file does not compute what the reference does. It was not written.
+
+    Attributes
+    ----------
+    parity : Parity
+        The difference on the sample, and the one that rounding allows.
+
+    Examples
+    --------
+    >>> import attnc
+    >>> found = attnc.Parity(num_points=200, difference=1e-3, allowed=1e-14, is_within=False)
+    >>> attnc.ParityExceeded("net.onnx", found).parity.allowed
+    1e-14
+    """
+
+    def __init__(self, path: str, parity: Any) -> None:
+        super().__init__(
+            f"{path} was not written: on {parity.num_points:,} points ONNX Runtime and the reference differ by "
+            f"{parity.difference:.3g}; rounding allows {parity.allowed:.3g}. Use another version of onnxruntime, or "
+            "net.to_torch()."
+        )
+        self.parity = parity
+
+
 def real_number(name: str, given: Any) -> float:
     """Return a finite real number of any kind (int, float, numpy) as a float, or raise InputError with its name."""
     is_number = isinstance(given, numbers.Real) and not isinstance(given, bool)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from attnc.engines.numpy_engine import NumpyEngine, Progress
-from attnc.errors import InputError, ProgramError, real_number
+from attnc.errors import InputError, ParityExceeded, ProgramError, real_number
 from attnc.exports.directory import folder_named, save_network
 from attnc.ir.program import Program, require_shapes, split_columns
 from attnc.ir.reference import evaluate_recorded
@@ -23,13 +24,14 @@ from attnc.ir.spec import check
 from attnc.numerics.arrays import Float
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.proofs.certificate import Certificate
-from attnc.proofs.observed import observed_error, sample_points
+from attnc.proofs.observed import observed_error, sample_with_tails
 from attnc.proofs.prover import ProofRequest
 from attnc.proofs.provers import best_proof
 from attnc.proofs.staged.claims import stated_derivation
 from attnc.targets.box import Box, BoxLike
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.expression import Expression
+from attnc.targets.expressions.kinks import REACH
 from attnc.wording import NOT_CERTIFIED, ON_EXPORT, ceiling, function_of, plural
 
 OUTSIDE = ("raise", "clamp", "allow")
@@ -72,9 +74,9 @@ class Parity(NamedTuple):
     num_points : int
         Points of the sample.
     difference : float
-        The largest difference of an output.
+        The difference of an output, at the point where it is the largest share of the allowed one.
     allowed : float
-        The largest difference that rounding allows two evaluations.
+        The largest difference that rounding allows two evaluations at that point.
     is_within : bool
         Whether the difference is within the allowed one at every point.
 
@@ -629,7 +631,9 @@ class Network:
         return None if outside == "allow" else (self.box.lo, self.box.hi)
 
     def export_onnx(self, path: str | Path, *, outside: str = "allow") -> Parity:
-        """Write an ONNX file, and run it against the reference on a sample.
+        """Write an ONNX file, after running it against the reference on a sample.
+
+        On an infinite box, the sample covers the core and the tails.
 
         Parameters
         ----------
@@ -642,7 +646,7 @@ class Network:
         Returns
         -------
         Parity
-            The largest difference on the sample, and the one that rounding allows.
+            The difference on the sample, and the one that rounding allows.
 
         Raises
         ------
@@ -650,6 +654,8 @@ class Network:
             If the file cannot be written.
         InputError
             If `outside` is another word.
+        ParityExceeded
+            If ONNX Runtime differs from the reference by more than rounding allows. No file is written.
 
         Examples
         --------
@@ -671,13 +677,40 @@ class Network:
             "outside the box": ON_EXPORT[outside],
         }
         stated = {name: str(fact) for name, fact in facts.items() if fact is not None}
-        export_onnx(self.program, path, metadata=stated, limits=limits, is_nan_outside=outside == "nan")
-        flat = sample_points(self.box, int(max(16, min(200, 2**24 // max(1, self.num_anchors)))))
-        inputs = split_columns(flat, self.program.input_shapes)
-        differences = np.abs(run_onnx(path, inputs) - self.program(*inputs))
-        allowed = 2 * evaluation_error(self.program, inputs)
+        found: list[Parity] = []
+
+        def accept(content: bytes) -> None:
+            found.append(self._parity(lambda inputs: run_onnx(content, inputs)))
+            if not found[0].is_within:
+                raise ParityExceeded(os.fspath(path), found[0])
+
+        export_onnx(self.program, path, metadata=stated, limits=limits, is_nan_outside=outside == "nan", accept=accept)
+        return found[0]
+
+    def _parity(self, run: Callable[[list[np.ndarray]], np.ndarray]) -> Parity:
+        """Compare an exported network with the reference, in the core of the box and in its tails.
+
+        Points whose scores overflow in the reference are left out: the network refuses them.
+        """
+        claimed = self.certificate.core
+        core = self.box.core(REACH) if claimed is None else Box.parse([claimed], self.variables)
+        count = int(max(16, min(200, 2**24 // max(1, self.num_anchors))))
+        # A tail is sampled out to 1/√u widths of the core. There, half of the digits of a score are left. At 1/u,
+        # rounding allows any value.
+        flat = sample_with_tails(self.box, core, count, UNIT_ROUNDOFF[self.dtype] ** -0.5)
+        with np.errstate(over="ignore", invalid="ignore"):
+            inputs = split_columns(flat, self.program.input_shapes)
+            expected = self.program(*inputs)
+            kept = np.isfinite(expected).reshape(len(flat), -1).all(axis=1)
+            inputs = [array[kept] for array in inputs]
+            differences = np.abs(run(inputs) - expected[kept])
+            allowed = 2 * evaluation_error(self.program, inputs)
+            shares = np.where(differences == 0, 0.0, differences / allowed)
+        if not kept.any():
+            return Parity(0, math.nan, math.nan, is_within=False)
+        worst = np.unravel_index(np.nan_to_num(shares, nan=math.inf).argmax(), shares.shape)
         is_within = bool((differences <= allowed).all())
-        return Parity(len(flat), float(differences.max()), float(allowed.max()), is_within)
+        return Parity(int(kept.sum()), float(differences[worst]), float(allowed[worst]), is_within)
 
     def save(self, path: str | Path) -> None:
         """Write config.json, model.safetensors, certificate.json and README.md, whole or not at all.

@@ -75,6 +75,23 @@ def test_export_prints_the_parity(run, refused, net, tmp_path):
     assert refused("export", tmp_path / "nothing", "--to", "onnx", "--out", out)
 
 
+def test_an_export_that_differs_ends_with_exit_code_1(run, net, tmp_path, monkeypatch):
+    pytest.importorskip("onnxruntime")
+    from attnc.exports import onnx_file
+
+    right, out = onnx_file.run_onnx, tmp_path / "net.onnx"
+    monkeypatch.setattr(onnx_file, "run_onnx", lambda model, inputs: right(model, inputs) + 1e-6)
+    ran = run("export", net, "--to", "onnx", "--out", out)
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.err.startswith(
+        f"error: {out} was not written: on 200 points ONNX Runtime and the reference differ by 1e-06"
+    )
+    refusal = run("export", net, "--to", "onnx", "--out", out, "--json").json["error"]
+    assert (refusal["type"], refusal["is_within"]) == ("ParityExceeded", False)
+    assert refusal["difference"] > refusal["allowed"]
+    assert not out.exists()
+
+
 def test_what_is_said_of_a_second_dtype_on_an_infinite_box(run, tmp_path):
     attnc.compile("tanh(x)", box={"x": (-math.inf, math.inf)}, eps=1e-3, also="float32").save(tmp_path / "net")
     shown = run("info", str(tmp_path / "net")).out.replace("│", " ")

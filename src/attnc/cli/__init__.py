@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from attnc.cli import icl, lab  # noqa: F401  # they register their commands
 from attnc.cli.commands import app
 from attnc.cli.output import Volume, print_json, reset_volume, volume
-from attnc.errors import AttncError, BoundNotMet, ExpressionError, FileError, InputError
+from attnc.errors import AttncError, BoundNotMet, ExpressionError, FileError, InputError, ParityExceeded
 from attnc.wording import printable
 
 DONE, NOT_MET, BAD_INPUT, INTERRUPTED, CLOSED_PIPE = 0, 1, 2, 130, 141
@@ -46,7 +46,7 @@ def _run(arguments: list[str]) -> int:
         app(args=arguments, prog_name="attnc")
     except AttncError as error:
         _report(error, as_json)
-        return NOT_MET if isinstance(error, BoundNotMet) else BAD_INPUT
+        return NOT_MET if isinstance(error, BoundNotMet | ParityExceeded) else BAD_INPUT
     except MemoryError:
         _report(InputError("not enough memory. Choose a larger eps, or smaller max_anchors and max_bytes."), as_json)
         return BAD_INPUT
@@ -88,4 +88,6 @@ def _report(error: AttncError, as_json: bool) -> None:
         found |= {"eps": error.eps, "met": error.reach, "bound": error.bound, "worst_box": error.worst_box}
     if isinstance(error, ExpressionError):
         found |= {"position": error.position}
+    if isinstance(error, ParityExceeded):
+        found |= error.parity._asdict()
     print_json({"error": found})

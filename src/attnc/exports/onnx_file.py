@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -61,11 +61,13 @@ def export_onnx(
     opset: int = OPSET,
     limits: Limits | None = None,
     is_nan_outside: bool = False,
+    accept: Callable[[bytes], object] = lambda content: None,
 ) -> None:
     """Write the file, whole or not at all, over whatever file was there; `metadata` goes into its metadata_props.
 
     One input is called `input`, two are `input0` and `input1`; the result is `output`; shapes are the program's. Points
-    beyond `limits`, if there are any, are moved to them, or their outputs are NaN.
+    beyond `limits`, if there are any, are moved to them, or their outputs are NaN. `accept` is called with the content
+    before it is written: if it raises, nothing is written.
     """
     newest = onnx.defs.onnx_opset_version()
     if isinstance(opset, bool) or not isinstance(opset, int) or not OLDEST_OPSET <= opset <= newest:
@@ -74,7 +76,9 @@ def export_onnx(
     model = to_model(program, metadata or {}, opset, limits, is_nan_outside=is_nan_outside)
     check_operators(model)
     checker.check_model(model, full_check=True)
-    write_file_whole(target, model.SerializeToString())
+    content = model.SerializeToString()
+    accept(content)
+    write_file_whole(target, content)
 
 
 def check_operators(model: onnx.ModelProto) -> None:
@@ -87,13 +91,14 @@ def check_operators(model: onnx.ModelProto) -> None:
             raise FileError(f"the node {node.name!r} is {name}; allowed are {', '.join(sorted(ALLOWED))}")
 
 
-def run_onnx(path: Path, inputs: Sequence[np.ndarray]) -> np.ndarray:
-    """Run the file by onnxruntime on the CPU, with its default optimisations."""
+def run_onnx(model: Path | bytes, inputs: Sequence[np.ndarray]) -> np.ndarray:
+    """Run a file, or the content of one, by onnxruntime on the CPU, with its default optimisations."""
     try:
         import onnxruntime
     except ImportError as error:
         raise MissingExtra("running ONNX files needs", "onnxruntime", "onnx", error) from error
-    session = onnxruntime.InferenceSession(os.fspath(path), providers=["CPUExecutionProvider"])
+    model = model if isinstance(model, bytes) else os.fspath(model)
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     wanted = session.get_inputs()
     dtype = np.float32 if wanted[0].type == "tensor(float)" else np.float64
     given = {port.name: np.asarray(array, dtype) for port, array in zip(wanted, inputs, strict=True)}

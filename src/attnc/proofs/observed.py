@@ -49,6 +49,16 @@ def sample_points(box: Box, count: int, seed: int = 0) -> Float[np.ndarray, "poi
     return points[np.argsort(points[:, 0], kind="stable")]
 
 
+def sample_with_tails(box: Box, core: Box, count: int, reach: float) -> Float[np.ndarray, "points d"]:
+    """A sample of the core of a box, and on each infinite side `count // 4` points from near it to `reach` widths off.
+
+    The distances of these points from the core are in a geometric progression.
+    """
+    distances = core.widths * np.geomspace(1 / count, reach, count // 4)[:, None]
+    ends = {-1: core.lo, 1: core.hi}
+    return np.concatenate([sample_points(core, count), *(ends[side] + side * distances for side in box.infinite_sides)])
+
+
 def observed_error(
     evaluate: Callable[[np.ndarray], np.ndarray],
     target: Target,
