@@ -121,7 +121,12 @@ def test_large_certificates(tmp_path):
     ]
     for number, (text, box, count, pad, leaves, bound) in enumerate(cases):
         f = Expression.parse(text).with_variables(NAMES[: len(box)])
-        program = spectral(lambda *x, f=f: f(np.stack(x, axis=-1))[..., 0], box, count, pad=pad)
+        program = spectral(
+            lambda *x, f=f: f(np.stack([part.ravel() for part in x], axis=-1)).reshape(x[0].shape),
+            box,
+            count,
+            pad=pad,
+        )
         path = save(tmp_path / f"net{number}", program, text, box, leaves, bound)
         verdict = check(path)
         assert verdict.proved, verdict.reason
