@@ -198,7 +198,7 @@ def bumps_table(name: str) -> str:
         "eps",
         "cells",
         "heads of layer 1",
-        "anchors a step",
+        "anchors per step",
         "anchors",
         "β",
         "bound (proven)",

@@ -89,7 +89,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Load the lab's part of the API when it is first named."""
+    """Import the names of the lab on first use."""
     if name in ("Diagnosis", "Symptom", "diagnose"):
         import attnc_lab
 

@@ -1,4 +1,4 @@
-"""From a program to a network with its certificate: claim of the theorem → observe → prove."""
+"""From a program to a network with its certificate: bound of the theorem → observed error → proof."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from attnc.targets.target import Target
 PROOF_SECONDS = 30.0
 """Time limit of the proof of one network, in seconds: nine times the slowest compilation of the corpus, 3.4 s."""
 QUADRATURE = 1e-3
-"""The relative error of an observed L_p norm, which is a mean over sampled points. A bound that is smaller by more is
-reported as a defect."""
+"""Relative error allowed to an observed L_p norm, which is a mean over sampled points. If the observed norm exceeds the
+bound by more, compile reports a defect."""
 
 
 def certify(
@@ -43,9 +43,9 @@ def certify(
 
 
 def observe(built: Built, target: Target, eps: float | None, p: float, progress: Progress | None) -> Network:
-    """Return the network with the bound of its theorem, and the error that a dense sample shows, or all of a table.
+    """Return the network with the bound of its theorem, and the largest error at samples or at all points of a table.
 
-    The error of the expression itself is subtracted where it is unusual.
+    The float64 error of the expression itself is subtracted where it is unusually large.
     """
     network = _by_theorem(built, target, eps, p)
     report = None if progress is None else lambda fraction: progress("observing", fraction)
@@ -57,14 +57,14 @@ def observe(built: Built, target: Target, eps: float | None, p: float, progress:
 def prove(
     network: Network, built: Built, target: Target, progress: Progress | None, seconds: float | None = None
 ) -> Network:
-    """Return the network with the bound that a prover derives from its weights, where that is better than a theorem's.
+    """Return the network with the bound that a prover derives from its weights, if it is better than the theorem's.
 
-    Without either the bound is None, and the method is called an estimate.
+    If there is neither, the bound is None and the method is "estimate".
     """
     claim = network.certificate
     request = ProofRequest(
         p=float(claim.norm),
-        eps=network.eps or claim.bound or 0.0,  # without eps a bound far below the theorem's is not sought
+        eps=network.eps or claim.bound or 0.0,  # without eps, the bound of the theorem is good enough
         observed=claim.observed or 0.0,
         truncation=network.truncation,
         seconds=PROOF_SECONDS if seconds is None else seconds,
@@ -81,9 +81,9 @@ def prove(
 def certify_also(
     network: Network, built: Built, target: Target, dtype: str | None, progress: Progress | None
 ) -> Network:
-    """Return the network with a certificate of its weights rounded to another dtype, if they can be proved in it.
+    """Return the network with a second certificate, for its weights rounded to another dtype, if that can be proved.
 
-    The theorem of a construction is about weights that were made for their dtype: it states nothing about these.
+    The theorem of a construction holds only for weights that were made for their dtype, not for rounded ones.
     """
     if dtype is None:
         return network
@@ -98,7 +98,7 @@ def certify_also(
 def _by_theorem(built: Built, target: Target, eps: float | None, p: float) -> Network:
     """Return the network with the bound of the construction's theorem, if there is one, and no observed error yet.
 
-    A theorem is about the full softmax: the part that the engine leaves out of it is added.
+    A theorem is about the full softmax. The truncation of the engine is added to its bound.
     """
     dtype, points, truncation = str(built.program.dtype), target.check_points(), NumpyEngine(built.program).truncation
     bound, terms, method = None, tuple[Term, ...](), "estimate"
@@ -132,9 +132,9 @@ def _by_theorem(built: Built, target: Target, eps: float | None, p: float) -> Ne
 
 
 def _is_better(proof: Proof, bound: float | None, request: ProofRequest) -> bool:
-    """Return whether a proof replaces the bound of a theorem, or the check of all points of a table in an engine.
+    """Return whether a proof replaces the bound of a theorem, or the check of a table by an engine.
 
-    That check stays if the error that it shows is within eps, and only the bound on rounding is not.
+    The check is kept if its error is within eps, and the bound with rounding is not.
     """
     if isinstance(proof.evidence, Points):
         return math.isfinite(proof.bound) and not request.observed <= request.eps < proof.bound
@@ -158,7 +158,7 @@ def _under_assumption(how: str, target: Target) -> str:
 def _checked(network: Network, target: Target) -> Network:
     """Return the network if no sample contradicts its claim; raise InputError otherwise.
 
-    The rounding of the expression at a sample is not held against the bound.
+    An excess that the rounding of the expression explains is no contradiction.
     """
     claim = network.certificate
     if claim.bound is None or claim.observed is None:
@@ -174,14 +174,14 @@ def _checked(network: Network, target: Target) -> Network:
         f"{target.box}"
     )
     if target.given is not None:
-        raise InputError(f"{found}: what was given cannot be right ({target.given}). State a larger number.")
+        raise InputError(f"{found}: {target.given} cannot be right. State a larger number.")
     raise InputError(f"{found}: this is a defect of attnc. Please report it with this message.")
 
 
 def _reference_errors(target: Target) -> tuple[float, float]:
-    """Return the largest error of the expression in float64, where it is unusual, and anywhere.
+    """Return the largest float64 error of the expression among the unusually large ones, and among all.
 
-    An error is unusual if it is more than a few units in the last place, such as that of (x + 1e8) − 1e8.
+    An error is unusually large if it is more than a few units in the last place, as for (x + 1e8) − 1e8.
     """
     if target.expression is None:
         return 0.0, 0.0

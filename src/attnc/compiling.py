@@ -30,13 +30,13 @@ DEFAULT_EPS = 1e-2
 """The largest error if neither eps nor points_per_axis is given."""
 MAX_RETRIES = 6
 """Maximum number of retries of a construction with a smaller eps. Each costs a build and a proof. The 135 quickest
-cases of the corpus need none."""
+cases of the corpus need no retry."""
 WORTHWHILE = 0.97
-"""A retry must lower the error below this share of the best one, or no other follows: six retries that gain 3 % each
-would lower the error by a sixth."""
+"""Stop unless a retry lowers the error below this share of the best error so far. Six retries that gain 3 % each would
+lower the error by a sixth only."""
 
 
-def compile(  # the contract's name; inside this module nothing needs the builtin
+def compile(  # the public name; this module does not need the builtin
     source: str | Target | Callable[[np.ndarray], Any],
     box: BoxLike | None = None,
     eps: float | None = None,
@@ -67,38 +67,40 @@ def compile(  # the contract's name; inside this module nothing needs the builti
     box
         The range of every variable; a Target has its own.
     eps
-        The largest error allowed anywhere on the box: 0.01 unless it is given. With points_per_axis there is none.
+        The largest error allowed anywhere on the box, by default 0.01. Leave it out if points_per_axis is given.
     dtype
         The arithmetic of the network, "float64" or "float32".
     also
-        A second dtype in which the network will run, with its weights rounded to it. The bound that is proved for it is
-        in `certified_in(also)`; it may be larger than eps.
+        A second dtype in which the network will run, with its weights rounded to it. Its bound may be larger than eps:
+        see `Network.certified_in`.
     construction
-        A name from `attnc plan`, or "auto": the cheapest of those that suit the target, by `criterion`.
+        A name from `attnc plan`, or "auto", which tries those that suit the target, the cheapest first.
     criterion
-        "multiply_adds", "anchors", "parameters" or "layers".
+        The cost that "auto" compares: "multiply_adds", "anchors", "parameters" or "layers".
     lipschitz, hessian_bound
-        For a callable: its Lipschitz constant, and the largest |∂²f/∂x_i²|. They are taken on trust; without either
+        For a callable: its Lipschitz constant, and the largest |∂²f/∂x_i²|. They are taken on trust. Without either,
         nothing is proved.
     norm
-        "inf", or p ≥ 1 to measure the error in L_p over the box. Then the function may jump.
+        "inf", or a number p ≥ 1 to measure the error in L_p over the box. In L_p the function may jump.
     centres, heads
-        Options of some constructions: "grid" or "adaptive" cells, and the number of heads of a first layer.
+        Options of some constructions: "grid" or "adaptive" cells, and the number of heads in a first layer.
     beta
-        The inverse temperature of the constructions that select cells, in units of a cell. By default it is chosen.
+        The inverse temperature of constructions that select cells, for distances in widths of a cell. By default it is
+        chosen automatically.
     points_per_axis
-        The number of cells per axis, or of every axis, in place of eps. The bound is then reported, not enforced.
+        The number of cells per axis, or one number for each axis, instead of eps. The bound is then reported, not
+        enforced.
     max_anchors, max_bytes
-        Limits of the size of the network.
+        Limits on the size of the network.
     progress
-        Called with the current step and the fraction of it that is done.
+        A function that is called with the name of the current step and the fraction of it that is done.
     command
-        The command line that is noted on the model card.
+        The command line to state on the model card.
 
     Returns
     -------
     Network
-        With a certificate of its error.
+        The network, with a certificate of its error.
 
     Raises
     ------
@@ -138,7 +140,7 @@ def compile(  # the contract's name; inside this module nothing needs the builti
     )
     target = as_target(source, box, lipschitz, request.p, hessian_bound)
     request.require_representable(target)
-    # A number that overflows on the way is not finite, and neither used by a construction nor taken for a bound.
+    # A number that overflows is not finite. No construction uses it, and no bound is made of it.
     with one_thread(), np.errstate(all="ignore"):
         try:
             found = _within_eps(target, request)
@@ -188,7 +190,7 @@ def _refined(best: _Attempt, target: Target, request: Request) -> _Attempt:
             built = fitted(again or next(candidates(target, finer)), target)
         except BoundNotMet:
             break
-        if last.is_same(built):  # its samples show less than it was asked for
+        if last.is_same(built):  # its samples show a smaller error than it was asked for
             continue
         last = _proved(built, target, request)
         helped = last.error < WORTHWHILE * best.error
@@ -208,7 +210,7 @@ class _Attempt:
 
     @property
     def error(self) -> float:
-        """The certified error. On an infinite box samples prove nothing: errors grow where slopes differ."""
+        """The bound, or the observed error. On an infinite box an error without a bound is taken as infinite."""
         claim = self.network.certificate
         drifts = claim.bound is None and not self.network.box.is_bounded
         return math.inf if drifts or claim.error is None else claim.error
@@ -223,14 +225,14 @@ class _Attempt:
 
     @property
     def can_be_finer(self) -> bool:
-        """Whether a smaller eps may help: not if rounding is the limit, nor if only the proof ran out of time."""
+        """Whether a smaller eps may help. Not if rounding is the limit, or if only the proof ran out of time."""
         claim = self.network.certificate
         is_proof_too_long = not claim.complete and (claim.observed or 0.0) <= self.eps / 2
         return self.rounding < self.eps and not is_proof_too_long
 
     @property
     def again(self) -> Callable[[], Built] | None:
-        """The build with the errors that the heads were proved to have, if the construction has one."""
+        """The build that uses the proved errors of the heads, if the construction has one."""
         proved = self.network.certificate.by_heads
         if self.built.again is None or proved is None:
             return None
@@ -238,7 +240,7 @@ class _Attempt:
 
     @property
     def room(self) -> float:
-        """The factor by which the next eps is smaller, so that the error is expected to be within eps."""
+        """The factor for the next eps. It is chosen so that the error should then be within eps."""
         return max(0.1, min(0.8, 0.9 * (self.eps - self.rounding) / (self.error - self.rounding)))
 
     def is_same(self, built: Built) -> bool:

@@ -27,8 +27,8 @@ def run_demo(
 ) -> list[Path]:
     """Compile, draw pictures into `out_dir`, which is created, and print a table; return the pictures' paths.
 
-    `progress` is a bar that is shown during the work. Without matplotlib the table is printed, and how to get the
-    pictures.
+    `progress` is a bar that is shown during the work. Without matplotlib there are no pictures, and a line says how to
+    install it.
     """
     from attnc import compile as compile_network
     from attnc.cli.output import print_json
@@ -85,7 +85,7 @@ def _print_table(networks: list[Network], figures: list[Path], missing: str | No
     screen.print("as affine maps and softmax attention, constructed, not trained:")
     screen.print(table)
     screen.print(
-        f"{PAPERS} is the papers' partition, the others are the cheapest construction found for each eps. The "
+        f"{PAPERS} is the construction of the papers, the others are the cheapest for each eps. The "
         f"bound holds on the whole box in {first.dtype}, rounding included; the observed error is the largest seen at "
         "samples.",
         style="dim",

@@ -1,4 +1,4 @@
-"""One family of errors. A message states what was asked, what was found, why it cannot be, and what to change."""
+"""One family of errors. A message states what was asked, what was found, why this is an error, and what to change."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ExpressionError(AttncError):
     text : str
         The expression.
     position : int or None
-        The offset of the trouble in it, from 0.
+        The place of the problem in it: a number of characters from its start.
 
     Examples
     --------
@@ -57,7 +57,7 @@ def _caret(text: str, position: int, width: int = 60) -> str:
 
 
 class DomainError(AttncError):
-    """A function is not defined on all of the box: a pole, a logarithm or root of negatives, a jump.
+    """A function is undefined or discontinuous somewhere on the box: a pole, a root of a negative number, a jump.
 
     Examples
     --------
@@ -71,7 +71,7 @@ class DomainError(AttncError):
 
 
 class InputError(AttncError):
-    """An argument does not fit: a box, an accuracy, points of the wrong width, NaN among them.
+    """An argument is not valid: a reversed box, a negative eps, points of the wrong width, NaN.
 
     Examples
     --------
@@ -85,7 +85,7 @@ class InputError(AttncError):
 
 
 class MissingExtra(InputError):
-    """A package of an optional extra cannot be imported. The message tells the command that installs it.
+    """A package of an optional extra cannot be imported. The message states the command that installs it.
 
     Parameters
     ----------
@@ -96,7 +96,7 @@ class MissingExtra(InputError):
     extra : str
         The extra of attnc that installs it.
     found : ImportError, optional
-        The error of the import, whose words may name another cause than a missing package.
+        The error of the import. Its message may state another cause than a missing package.
 
     Examples
     --------
@@ -125,7 +125,7 @@ class ProgramError(AttncError):
 
 
 class FileError(AttncError):
-    """A file cannot be read, or cannot be written where it was asked to be.
+    """A file cannot be read or written.
 
     Examples
     --------
@@ -144,15 +144,15 @@ class BoundNotMet(AttncError):
     Attributes
     ----------
     eps : float
-        The accuracy that was asked for.
+        The error that was asked for.
     bound : float or None
         The best bound reached.
     worst_box : dict or None
         The sub-box on which that bound is largest, name → (lo, hi).
     network : Network or None
-        The network that has that bound. It is built when first asked for, since it may be large.
+        The network that has that bound. It may be large, so it is built on first use.
     reach : float or None
-        An eps that is met or expected to be, where one is known. The message begins with it.
+        An eps that is met, or expected to be met, if one is known. The message begins with it.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Saved networks, read back: files that do not fit are refused before anything is allocated."""
+"""Reads saved networks. Files that do not fit are refused before memory is allocated for them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def load(path: str | Path, *, max_bytes: int = 2**32) -> Network:
     path : str or path
         The folder that `Network.save` wrote.
     max_bytes : int
-        The most bytes of weights that are read.
+        Size limit of the weights, in bytes.
 
     Returns
     -------
@@ -34,7 +34,7 @@ def load(path: str | Path, *, max_bytes: int = 2**32) -> Network:
     Raises
     ------
     FileError
-        If a file is missing, malformed or too large, or contradicts another; nothing of its size is allocated before.
+        If a file is missing, malformed or too large, or contradicts another. No memory of its size is allocated first.
     InputError
         If `path` is not a path.
 
@@ -55,7 +55,7 @@ def load(path: str | Path, *, max_bytes: int = 2**32) -> Network:
     for layer in program.all_layers:
         if isinstance(layer, Affine):
             tokens, entries = layer.weight.shape[0], len(layer.weight.values) + len(layer.constant.values)
-            if tokens > 10**6 + 16 * entries:  # or running a small file could allocate any amount of memory
+            if tokens > 10**6 + 16 * entries:  # otherwise a small file could make a run allocate any amount of memory
                 raise FileError(f"{path}: layer {layer.name!r} claims {tokens:,} tokens with {entries:,} numbers")
     if "certificate.json" not in certificates:
         raise FileError(f"{path}: certificate.json is missing")

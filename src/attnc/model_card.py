@@ -1,4 +1,4 @@
-"""A network's README.md for people, and its summary for programs."""
+"""The model card of a network for people, and its summary for programs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MARKDOWN_SIGNS = re.compile(r"([\\`*_{}\[\]<>|#~&$!])")
 
 
 def model_card(network: Network) -> str:
-    """Return the card as Markdown. Text of a user is escaped or fenced, and cannot end a table, a list or a block."""
+    """Return the card as Markdown. Texts of users are escaped or fenced, so that they cannot change its structure."""
     unnamed = without_expression(network)
     title = code(network.expression) if network.expression is not None else unnamed[0].upper() + unnamed[1:]
     blocks = [
@@ -114,7 +114,7 @@ def _claims(network: Network) -> str:
     if claim.is_of_table:
         lines = [] if claim.bound is None else [f"**Bound (proven):** {bound}"]
         lines.append(f"**Observed error:** {observed}")
-        lines.append("**Between the points:** nothing is claimed; a table says nothing there.")
+        lines.append("**Between the points:** nothing is claimed. The table has no values there.")
     else:
         lines = [f"**Bound (proven):** {bound}", f"**Observed error (sampled):** {observed}"]
         lines += [f"**In {dtype}:** {escape(claimed)}." for dtype, claimed in elsewhere(network)]
@@ -126,7 +126,7 @@ def _claims(network: Network) -> str:
 
 
 def _ledger(network: Network) -> list[str]:
-    """List the terms with their shares. A staged proof is listed by stages, so that a card stays short."""
+    """List the terms with their shares. A staged proof is listed by stages, which keeps the card short."""
     tree = error_tree(network.certificate, network.box)
     if not tree.children:
         return []
@@ -174,7 +174,7 @@ def _snippet(network: Network) -> str:
 
 
 def escape(text: str) -> str:
-    """Return plain text for Markdown, fit for a table's cell."""
+    """Escape plain text for Markdown, also for the cell of a table."""
     return MARKDOWN_SIGNS.sub(r"\\\1", one_line(text))
 
 

@@ -35,12 +35,12 @@ from attnc.targets.expressions.kinks import REACH
 from attnc.wording import NOT_CERTIFIED, ON_EXPORT, ceiling, function_of, plural
 
 OUTSIDE = ("raise", "clamp", "allow")
-"""What a network does at a point outside its box."""
+"""The choices for a point outside the box of a network."""
 BEYOND = ("clamp", "nan", "allow")
-"""What an exported network does there: torch modules and ONNX files cannot refuse a point."""
+"""The same choices for an exported network: torch modules and ONNX files cannot refuse a point."""
 PART_TOLERANCE = 0.003
-"""The bound on a part of the box is sought to within this share of the error seen there: a bound is printed with three
-digits."""
+"""The proof on a part of the box ends when its bound is within this share of the error seen there: a bound is printed
+with three digits."""
 
 
 class Run(NamedTuple):
@@ -51,7 +51,7 @@ class Run(NamedTuple):
     outputs : ndarray
         The outputs, one row per point.
     cache : mapping
-        Name → array; empty unless it was asked for.
+        Name → array. Empty unless `cache=True` was given.
 
     Examples
     --------
@@ -67,7 +67,7 @@ class Run(NamedTuple):
 
 
 class Parity(NamedTuple):
-    """The distance of an exported file from the reference on a sample, as `Network.export_onnx` returns it.
+    """The difference between an exported file and the reference on a sample, as `Network.export_onnx` returns it.
 
     Attributes
     ----------
@@ -76,7 +76,7 @@ class Parity(NamedTuple):
     difference : float
         The difference of an output, at the point where it is the largest share of the allowed one.
     allowed : float
-        The largest difference that rounding allows two evaluations at that point.
+        The largest difference that rounding can make between two evaluations at that point.
     is_within : bool
         Whether the difference is within the allowed one at every point.
 
@@ -118,8 +118,8 @@ class Network:
     also : mapping
         Certificates for the weights rounded to another dtype and evaluated in it, by dtype.
     definitions : str or None
-        The definitions of a target that takes some to state, and its outputs in their names. Files have them in place
-        of the expression.
+        The definitions that state a truncated linear function or a ReLU network. Files hold them instead of the
+        expression.
 
     Examples
     --------
@@ -226,7 +226,7 @@ class Network:
         return self._engine.truncation
 
     def bound(self, box: BoxLike | None = None, *, seconds: float = 30.0) -> float | None:
-        """Return the proven bound, or that of a part of the box, which may be smaller: proved anew, for these weights.
+        """Return the proven bound. For a part of the box, prove a new bound for these weights, which may be smaller.
 
         Parameters
         ----------
@@ -238,8 +238,8 @@ class Network:
         Returns
         -------
         float or None
-            None if nothing was proved, and for a part of a table's box. A part has the bound of the whole box if the
-            network has no expression, or if it cannot be proved in time.
+            None if nothing was proved, and for a part of the box of a table. If the network has no expression, or the
+            proof does not finish in time, a part has the bound of the whole box.
 
         Raises
         ------
@@ -268,7 +268,7 @@ class Network:
         if self.expression is None:
             return claim.bound
         target, heads, p = ExpressionTarget(Expression.parse(self.expression), part), claim.by_heads, float(claim.norm)
-        # The functions of the heads that the certificate states are not trusted. They may be unreadable.
+        # The functions of the heads in the certificate are not trusted: the proof may raise ProgramError for them.
         with np.errstate(all="ignore"), suppress(ProgramError):
             request = ProofRequest(
                 p=p,
@@ -349,7 +349,7 @@ class Network:
 
     @cached_property
     def _engine(self) -> NumpyEngine:
-        """The engine, without grids if the bound has no room for the anchors that these leave out."""
+        """The engine. It does not use grids if the bound does not include the anchors that they leave out."""
         engine, claim = NumpyEngine(self.program), self.certificate
         is_covered = claim.bound is None or engine.truncation <= claim.truncation
         return engine if is_covered else NumpyEngine(self.program, with_grids=False)
@@ -390,7 +390,7 @@ class Network:
     def at(
         self, points: Float[np.ndarray, "points d"], progress: Progress | None = None
     ) -> Float[np.ndarray, "points outputs"]:
-        """Return all outputs in one row per flat point, whatever shapes the network takes and returns.
+        """Return the outputs of each point as one row, whatever shapes the network takes and returns.
 
         Parameters
         ----------
@@ -424,7 +424,7 @@ class Network:
         outside: str = "raise",
         max_bytes: int = 2**30,
     ) -> Run:
-        """Return the outputs, and with `cache` every array on the way, made by the unfolded reference.
+        """Return the outputs. With `cache`, also return every intermediate array of the unfolded reference.
 
         Parameters
         ----------
@@ -463,7 +463,7 @@ class Network:
     def _evaluated(
         self, checked: tuple[np.ndarray, ...], outside: str, progress: Progress | None = None
     ) -> Float[np.ndarray, "batch ..."]:
-        """Return the outputs. Far out on an infinite range, or outside the box, scores may overflow: InputError."""
+        """Return the outputs; raise InputError if scores overflow, outside the box or far out on an infinite range."""
         if self.box.is_bounded and outside != "allow":
             return self._engine(*checked, progress=progress)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -514,7 +514,7 @@ class Network:
         return flat
 
     def with_observed(self, observed: float) -> Network:
-        """Return the same network, with the error that a sample showed written beside its bound.
+        """Return the same network with another observed error in its certificate.
 
         Parameters
         ----------
@@ -567,7 +567,7 @@ class Network:
         plot(self, path, target, output=output)
 
     def plot_certificate(self, path: str | Path) -> None:
-        """Draw the ledger of the bound, and where on the domain the error sits: by leaves, or head by head.
+        """Draw the sources of the bound, and the error over the box or of each head.
 
         Parameters
         ----------
@@ -577,7 +577,7 @@ class Network:
         Raises
         ------
         InputError
-            If nothing was proved of the network, or matplotlib is missing.
+            If nothing was proved about the network, or matplotlib is missing.
         FileError
             If the file cannot be written.
 
@@ -625,7 +625,7 @@ class Network:
         return to_torch(self.program, self._limits(outside), is_nan_outside=outside == "nan")
 
     def _limits(self, outside: str) -> tuple[np.ndarray, np.ndarray] | None:
-        """Return the box that an export keeps its inputs to, None if it takes all; InputError for an unknown word."""
+        """Return the box to which an export restricts its inputs, None for "allow"; InputError for an unknown word."""
         if outside not in BEYOND:
             raise InputError(f"outside must be one of {', '.join(BEYOND)}; found {outside!r}")
         return None if outside == "allow" else (self.box.lo, self.box.hi)
@@ -713,7 +713,7 @@ class Network:
         return Parity(int(kept.sum()), float(differences[worst]), float(allowed[worst]), is_within)
 
     def save(self, path: str | Path) -> None:
-        """Write config.json, model.safetensors, certificate.json and README.md, whole or not at all.
+        """Write config.json, model.safetensors, certificate.json and README.md. If that fails, nothing is left behind.
 
         Parameters
         ----------
@@ -725,7 +725,7 @@ class Network:
         InputError
             If `path` is not a path.
         FileError
-            If the folder cannot be written, or holds something else than a saved network.
+            If the folder cannot be written, or holds something other than a saved network.
 
         Examples
         --------

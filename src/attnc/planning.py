@@ -1,4 +1,4 @@
-"""The constructions for a target: what each would cost, and their builds in the order in which `compile` tries them."""
+"""The costs of all constructions for a target, and their builds in the order in which `compile` tries them."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def plan(
 ) -> list[Estimate]:
     """List the cost of every construction for this eps, the cheapest by `criterion` first.
 
-    Costs are found by the work that they depend on. Compositions, gates, clips, ReLU networks, tables and heads of one
-    variable are fitted, and the fit is kept: building it later is free. A spectral grid is sized from sections of the
-    function, and the papers' grids from its variation. Nothing is certified.
+    Compositions, gates, clips, ReLU networks, tables and heads of one variable are fitted, and their costs counted.
+    `compile` reuses such a fit. The size of a spectral grid is estimated from sections of the function, and that of the
+    papers' grids from its variation. Nothing is certified.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ def plan(
     Returns
     -------
     list of Estimate
-        One row per construction. Rows with a reason `why_not` come last.
+        One row per construction. Those that cannot be used come last, with the reason in `why_not`.
 
     Raises
     ------
@@ -71,7 +71,7 @@ def plan(
 
 
 def candidates(target: Target, request: Request) -> Iterator[Callable[[], Built]]:
-    """Yield the build of the named construction; for "auto" the builds of all that suit the target, cheapest first."""
+    """Yield the build of the named construction, or for "auto" those of all that suit the target, cheapest first."""
     if request.construction != "auto":
         yield _build(construction_named(request.construction), target, request)
         return
@@ -85,7 +85,7 @@ def candidates(target: Target, request: Request) -> Iterator[Callable[[], Built]
 
 
 def construction_named(name: str) -> Construction:
-    """Return the construction of this name; raise InputError with all names if there is none."""
+    """Return the construction of this name; raise InputError that lists all names if there is none."""
     by_name = {construction.name: construction for construction in CATALOGUE}
     if name not in by_name:
         raise InputError(f"construction must be auto or one of {', '.join(by_name)}; found {name!r}")
@@ -95,12 +95,13 @@ def construction_named(name: str) -> Construction:
 def _build(construction: Construction, target: Target, request: Request) -> Callable[[], Built]:
     """Return the build of one construction; raise InputError if an option was given that it does not take."""
     if not target.box.is_bounded and request.construction not in ("auto", "gates"):
-        raise InputError(f"{construction.name} takes a finite box, found {target.box}; gates take all of R")
+        raise InputError(f"{construction.name} needs a finite box, found {target.box}; gates takes infinite ones")
     for option, value in request.options.items():
         if option not in construction.options:
             takers = [f"construction={each.name!r}" for each in CATALOGUE if option in each.options]
             raise InputError(
-                f"{option}={value!r} is not an option of {construction.name}, but of {' or '.join(takers)}"
+                f"{option}={value!r} is not an option of {construction.name}. Leave it out, or use "
+                f"{' or '.join(takers)}."
             )
 
     def build() -> Built:
@@ -118,7 +119,7 @@ def _build(construction: Construction, target: Target, request: Request) -> Call
 
 
 def fitted(fit: Callable[[], T], target: Target) -> T:
-    """Return the result of a fit; raise InputError if its numbers are too large or too small for it."""
+    """Return the result of a fit; raise InputError if the numbers of the target are too large or too small for it."""
     try:
         with np.errstate(all="ignore"):  # a number that overflows is not finite, and is refused
             return fit()
@@ -141,16 +142,16 @@ def estimate(construction: Construction, target: Target, request: Request) -> Es
 
 
 def cheapest(rows: Sequence[Estimate], criterion: str) -> list[Estimate]:
-    """Return the rows without a reason against them, cheapest first; among equals the one with fewer layers."""
+    """Return the rows of constructions that can be used, cheapest first. Among equals, fewer layers come first."""
     able = [row for row in rows if row.why_not is None]
     return sorted(able, key=lambda row: (getattr(row, criterion), row.layers, row.multiply_adds, row.parameters))
 
 
 def cheapest_first(target: Target, request: Request, constructions: Sequence[Construction]) -> Iterator[Estimate]:
-    """Yield the rows without a reason against them; raise BoundNotMet with the whole plan if there is none.
+    """Yield the rows of constructions that can be used, cheapest first; raise BoundNotMet with all reasons if none can.
 
-    By multiply-adds, each construction is first tried up to the anchors of the cheapest one before it: at a kink a grid
-    has many anchors, and counting them takes long.
+    By multiply-adds, the anchors of a construction are first limited to the multiply-adds of the cheapest one so far.
+    At a kink a grid needs many anchors, and counting them would take long.
     """
     rows, able, left = dict[str, Estimate](), list[Estimate](), list(constructions)
     is_any = False

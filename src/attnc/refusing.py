@@ -1,4 +1,4 @@
-"""The message where eps cannot be met: the best bound found, the place where it is largest, and an eps that is met."""
+"""The refusal of an eps that cannot be met: the best bound found, where it is largest, and an eps that is met."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from attnc.targets.target import Target
 from attnc.wording import OUT_OF_TIME, largest_on, plural
 
 SEARCH_SECONDS = 6.0
-"""Processor time of the search for an eps that is met, in seconds: ten compilations of 0.6 s, the corpus' median."""
+"""Processor time of the search for an eps that is met, in seconds: ten compilations of 0.6 s, the corpus median."""
 CLOSE_EPS = 3.0
-"""The search ends if eps is met and eps / CLOSE_EPS is not: another step could only lower it by the factor √3."""
+"""The search ends if an eps is met, and eps / CLOSE_EPS is not. Another step could gain only a factor √3."""
 VALUE_SAMPLES = 256
 """Number of points at which the size of the values of f is sampled."""
 MAX_TRIED_ANCHORS = 20_000
 """Largest max_anchors for which a network is built to confirm an eps: building and proving it takes seconds."""
 LEAST_ROUNDINGS = 64
-"""Smallest eps that is tried, in roundings of max |f|: a smaller one is hardly ever proved."""
+"""Smallest eps that is tried, in roundings of max |f|. A smaller eps can hardly ever be proved."""
 
 
 def not_met(target: Target, network: Network, eps: float) -> BoundNotMet:
@@ -36,9 +36,9 @@ def not_met(target: Target, network: Network, eps: float) -> BoundNotMet:
     what, how = f"{target.describe()} on {target.box}", f"by {network.construction}"
     if not target.box.is_bounded and not math.isfinite(_bound(network)):
         message = (
-            f"no bound was found for {what}, {how}: far out, function and network must have exactly the same slope, "
-            f"and weights are {claim.dtype} numbers: 0.25 is one, 0.3 is not. Choose coefficients that are, or a "
-            "finite box."
+            f"no bound was found for {what}, {how}. On an infinite box the network must have exactly the slopes of the "
+            f"function, so these must be {claim.dtype} numbers: 0.25 is one, 0.3 is not. Choose such coefficients, or "
+            "a finite box."
         )
         return BoundNotMet(message, eps=eps, bound=claim.bound, network=network)
     kind = "observed error" if claim.bound is None else "bound"
@@ -47,7 +47,7 @@ def not_met(target: Target, network: Network, eps: float) -> BoundNotMet:
     least = f"eps ≥ {round_above(error):.2g}" if error is not None and is_known else "a larger eps"
     change = f"{least}, or another construction (attnc plan lists them)"
     if is_known and rounding_of(network) > ROUNDING_SHARE * eps:
-        why += f" Rounding alone costs {rounding_of(network):.2g}: that is the rounding level of {claim.dtype} here."
+        why += f" Rounding in {claim.dtype} alone contributes {rounding_of(network):.2g}."
         change = f"{least}{', float64' if claim.dtype == 'float32' else ''}, or a box closer to 0"
     return BoundNotMet(
         f"cannot bring {what} to eps={eps:g} {how}: the {kind} is {error:.3g}{largest_on(claim, network.box)}.{why} "
@@ -69,16 +69,15 @@ def with_reachable(
 ) -> BoundNotMet:
     """Return the refusal with an eps that is met, and the network that comes nearest to the eps that was asked for.
 
-    Its first line is the eps that is met. That is the least bound that a network was built for, or an eps that was
-    tried: `compiled` makes a network for another eps, or raises. The refusal is returned as it is if nothing can be
-    proved at all.
+    The first line states the eps that is met: an eps that was tried, or the smallest bound of a network that was built.
+    `compiled` makes a network for another eps, or raises. The refusal is returned unchanged if nothing can be proved.
     """
     bound = math.inf if refusal.bound is None else refusal.bound
     is_known = bound <= _largest_value(target) and refusal.worst_box is not None
     if is_known or not target.is_known_on_cells:
         return _with_known(refusal, target, request)
     if not target.box.is_bounded and refusal.network is not None and _bound(refusal.network) == math.inf:
-        return refusal  # slopes differ far out, whatever eps
+        return refusal  # the slopes differ on an infinite box, for any eps
     met, nearest = _search(refusal, target, request, compiled)
     if nearest is None or _bound(nearest) == math.inf:
         return refusal
@@ -99,9 +98,10 @@ def with_reachable(
 
 
 def _with_known(refusal: BoundNotMet, target: Target, request: Request) -> BoundNotMet:
-    """Return a refusal that has a bound, or a network, with the eps that follows from it in front.
+    """Return a refusal that has a bound or a network, with the eps that follows from it as its first line.
 
-    A large network is not built for this: its eps is expected to be met. That of a table has a key per point at most.
+    A large network is not built for this; its eps is then only expected to be met. For a table, a network has at most
+    one key per point.
     """
     points = target.check_points()
     most = request.max_anchors if points is None else min(request.max_anchors, len(points))
@@ -129,10 +129,10 @@ def _first_line(met: float, asked: float, *, is_tried: bool = True) -> str:
 def _search(
     refusal: BoundNotMet, target: Target, request: Request, compiled: Callable[[Request], Network]
 ) -> tuple[float | None, Network | None]:
-    """Return the smallest eps that is met, within a factor CLOSE_EPS, and the network with the least bound on the way.
+    """Return the smallest eps that is met, within a factor CLOSE_EPS, and the network with the smallest bound.
 
-    An eps that is missed leaves the best bound that was found, and that is tried next. If it leaves none, or one above
-    the values of f, eps grows ever faster until it is met, and is then bisected; but not below the level of rounding.
+    If an eps is missed, the best bound that was found is tried next. If there is none below the values of f, eps grows
+    faster and faster until it is met, and is then bisected. An eps below the level of rounding is not tried.
     """
     largest = _largest_value(target)
     end, growth, met = time.process_time() + SEARCH_SECONDS, CLOSE_EPS, math.inf
@@ -156,13 +156,13 @@ def _search(
 
 
 def _largest_value(target: Target) -> float:
-    """Return the largest |f| at sampled points or a table's own: about the error of a network that computes 0."""
-    points = target.check_points()  # a table has no other values
+    """Return the largest |f| at sampled points, or at those of a table. A network that computes 0 has this error."""
+    points = target.check_points()  # a table has values at its points only
     return float(np.abs(target(sample_points(target.box.core(1.0), VALUE_SAMPLES) if points is None else points)).max())
 
 
 def _reached(refusal: AttncError, largest: float) -> tuple[Network | None, float | None]:
-    """Return the network that a refusal leaves, and the error that it came to, if it is known and at most `largest`."""
+    """Return the best network of a refusal, and the eps that it reaches, if that is known and at most `largest`."""
     if not isinstance(refusal, BoundNotMet):
         return None, None
     bound = _bound(refusal.network)

@@ -1,7 +1,7 @@
-"""The words for a claim: one place for cards, the terminal, pictures and refusals.
+"""The words of a claim, for model cards, the terminal, pictures and refusals.
 
-The bound and the observed error of a certificate are always two figures, each with its kind. A bound is printed rounded
-up, and the arithmetic in which it holds is named.
+The bound and the observed error of a certificate are always two figures, and each says what it is. A bound is printed
+rounded up, with the arithmetic in which it holds.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ ON_EXPORT = {
     "nan": "the value is NaN",
     "allow": "a value is computed, and nothing is claimed about it",
 }
-"""What an exported network does outside the box."""
+"""The behaviour of an exported network outside the box, in words."""
 Mark = Callable[[str], str]
-"""The way in which a surface shows a text: in bold, or escaped."""
+"""A function that formats a text, for example in bold or escaped."""
 
 
 def bound_sentence(claim: Certificate, strong: Mark = str, plain: Mark = str) -> str:
-    """Return the bound as a sentence, for a card. `plain` is applied to texts that a stranger may have written."""
+    """Return the bound as a sentence, for a card. `plain` is applied to texts from files, which may be anybody's."""
     arithmetic = f"arithmetic: {plain(claim.dtype)}"
     if claim.bound is None:
         return f"none. Nothing was proved ({arithmetic})."
@@ -57,7 +57,7 @@ def observed_sentence(claim: Certificate, strong: Mark = str, plain: Mark = str)
 
 
 def bound_note(claim: Certificate, eps: float | None = None) -> str:
-    """Return the words behind a bound on a terminal: where it holds, in which arithmetic, and how it was proved."""
+    """Return the words after a bound on a terminal: where it holds, in which arithmetic, and how it was proved."""
     if claim.bound is None:
         if claim.is_of_table:
             return f"none proven {at_points(claim)}, and none between them"
@@ -70,12 +70,12 @@ def bound_note(claim: Certificate, eps: float | None = None) -> str:
 
 
 def observed_note(claim: Certificate) -> str:
-    """Return the words behind an observed error on a terminal."""
+    """Return the words after an observed error on a terminal."""
     return "at samples; no proof" if not claim.is_of_table else f"the largest {at_points(claim)}, all checked"
 
 
 def headline(claim: Certificate) -> str:
-    """Return both figures in one line, for the head of a picture."""
+    """Return both figures in one line, for the title of a picture."""
     before, how = "" if claim.norm == "inf" else f"{_norm(claim)}: ", "sampled"
     if claim.is_of_table:
         before, how = f"{at_points(claim)}: ", "all checked"
@@ -96,9 +96,9 @@ def certificate_lines(claim: Certificate, box: Box) -> list[str]:
 
 
 def value_note(claim: Certificate, *, is_claimed: bool, is_rounding_counted: bool) -> str:
-    """Return the words behind a value at one point; `is_claimed`: it is in the box, or was moved there.
+    """Return the words after a value at one point. `is_claimed` is true if the point is in the box or was moved there.
 
-    `is_rounding_counted` is false far out on an infinite box, where the bound is about exact arithmetic.
+    `is_rounding_counted` is false far out on an infinite box, where the bound holds for exact arithmetic only.
     """
     if claim.bound is None:
         return f"({NOT_CERTIFIED} in {claim.dtype})"
@@ -134,18 +134,18 @@ def _norm(claim: Certificate) -> str:
 
 
 def largest_on(claim: Certificate, box: Box) -> str:
-    """Return the place where the bound is largest, to be added to a sentence; empty if there is no such place."""
+    """Return the place where the bound is largest, as the end of a sentence; empty if there is no such place."""
     place = claim.worst_place(box)
     return f", largest on {place}" if place else ""
 
 
 def at_points(claim: Certificate) -> str:
-    """Return the extent of a claim about a table."""
+    """Return where a claim about a table holds."""
     return f"at the table's {plural(claim.num_points, 'point')}"
 
 
 def proved_how(claim: Certificate) -> str:
-    """Return the method in words: by leaves that cover the box, head by head, or by the theorem of the construction."""
+    """Return how the bound was proved, in words: by leaves that cover the box, head by head, or by a theorem."""
     method, _, given = one_line(claim.method).partition(" under the stated assumption: ")
     given = f", under the stated assumption: {given}" if given else ""
     if method == "proof":
@@ -159,7 +159,7 @@ def proved_how(claim: Certificate) -> str:
 
 
 def rounding_where(claim: Certificate) -> str:
-    """Return where rounding is counted: on an infinite box it grows with |x|, and the tails are about exact values."""
+    """Return where rounding is included. On an infinite box it grows with |x|, so the tails are in exact arithmetic."""
     if claim.core is None:
         return "rounding included"
     lo, hi = claim.core
@@ -167,7 +167,7 @@ def rounding_where(claim: Certificate) -> str:
 
 
 def remarks(network: Network) -> list[str]:
-    """Return sentences about a network that would surprise a reader: no head at all, or no eps."""
+    """Return sentences that explain an unusual network: one without heads, or without an eps."""
     found = []
     if not network.program.num_heads:
         found.append("The function is affine: an affine map computes it by itself, and no attention head is needed.")
@@ -190,12 +190,12 @@ def without_expression(network: Network) -> str:
 
 
 def printable(text: str) -> str:
-    """Keep line breaks, and replace by � all that cannot be printed, such as a terminal's escape codes."""
+    """Replace characters that cannot be printed, such as escape codes of a terminal, by �. Line breaks stay."""
     return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)
 
 
 def one_line(text: str) -> str:
-    """Return printable text in which runs of blanks and line breaks are one blank."""
+    """Return printable text in which every run of blanks and line breaks is one blank."""
     return printable(" ".join(text.split()))
 
 
@@ -210,12 +210,12 @@ def percent(share: float) -> str:
 
 
 def shown(value: float | int | str) -> str:
-    """Return a parameter of a construction to six digits; files have all of them."""
+    """Return a parameter of a construction with six digits. Files have all digits."""
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def ceiling(value: float, digits: int = 3) -> str:
-    """Return a bound to a few digits, rounded up: the printed number, read back, is still a bound."""
+    """Return a bound with a few digits, rounded up, so that the printed number is still a bound."""
     if not math.isfinite(value) or value == 0:
         return f"{value:g}"
     rounded = Context(prec=digits, rounding=ROUND_CEILING).plus(Decimal(repr(value)))

@@ -57,7 +57,7 @@ def test_from_file_to_saved_network_and_back(run, surface: Path, tmp_path: Path)
     assert card.startswith("# Table of 108 points as softmax attention")
     assert "at the table's 108 points, rounding included (arithmetic: float64)" in card
     assert "the largest at the table's 108 points, each of which was checked" in card
-    assert "nothing is claimed; a table says nothing there" in card
+    assert "nothing is claimed. The table has no values there" in card
     assert "sampled" not in card
     assert f"attnc compile --csv {surface} --inputs x,y --output z --eps 0.0001" in card
     at = run("eval", net, "x=1", "y=2", "--json").json

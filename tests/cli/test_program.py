@@ -119,7 +119,7 @@ def test_verbose(run, net: Path) -> None:
     assert "\nerror: the expression cannot be read" in failed.err
     both = run("info", net, "-v", "-q")
     assert (both.code, both.out) == (2, "")
-    assert "give one of them, not both" in both.err
+    assert "give only one of them" in both.err
 
 
 @pytest.mark.parametrize("is_plain", [False, True])

@@ -67,7 +67,7 @@ def test_a_construction_is_asked_for_less_and_another_one_for_the_same(text, box
 
 def test_what_rounding_does_not_allow_is_refused_with_the_level():
     with pytest.raises(
-        BoundNotMet, match=r"Rounding alone costs .* of float32 here\. Choose eps ≥ .*, float64"
+        BoundNotMet, match=r"Rounding in float32 alone contributes .*\. Choose eps ≥ .*, float64"
     ) as refusal:
         attnc.compile("exp(x)", box={"x": (-1, 2)}, eps=1e-5, dtype="float32")
     level = float(str(refusal.value).split("eps ≥ ")[1].split(",")[0])

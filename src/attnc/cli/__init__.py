@@ -16,7 +16,7 @@ from attnc.errors import AttncError, BoundNotMet, ExpressionError, FileError, In
 from attnc.wording import printable
 
 DONE, NOT_MET, BAD_INPUT, INTERRUPTED, CLOSED_PIPE = 0, 1, 2, 130, 141
-"""The exit codes. The last two are the shell's: 128 and the number of the signal."""
+"""The exit codes. The last two follow the rule of shells: 128 plus the number of the signal."""
 WHOLE = "no file is left half written"
 
 
@@ -24,14 +24,14 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run a command. A user's error ends in a message and an exit code, never in a traceback."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a message must not fail in any encoding
+            stream.reconfigure(errors="backslashreplace")  # print what the encoding lacks as an escape sequence
     if sys.stdout is None:  # closed by the caller
         sys.stdout = io.StringIO()
     code = _run(list(sys.argv[1:] if argv is None else argv))
     try:
         sys.stdout.flush()
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the rest of the buffer would fail once more at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # otherwise the rest of the buffer fails again at exit
         code = CLOSED_PIPE
         if not isinstance(error, BrokenPipeError):
             code = BAD_INPUT
@@ -72,7 +72,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _interrupted(interrupt: KeyboardInterrupt) -> int:
-    """Say in a sentence that the work was interrupted, and what is left of it."""
+    """Print that the work was interrupted and what remains of it, and return the exit code."""
     print(f"interrupted: {interrupt.args[0] if interrupt.args else WHOLE}", file=sys.stderr)
     return INTERRUPTED
 

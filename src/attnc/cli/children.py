@@ -1,4 +1,4 @@
-"""A program in a process of its own, which ends when this one is interrupted."""
+"""Run a program in another process, and end it when this process is interrupted."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from collections.abc import Sequence
 def run_child(command: Sequence[str], *, is_silent: bool) -> int:
     """Run a program that writes no files to its end, and return its exit code.
 
-    It has a session of its own, which Ctrl-C does not reach: the program cannot be caught half way through its start.
-    If this process is interrupted, the program and all processes that it started are ended, and the error goes on.
+    The program runs in its own session, which Ctrl-C does not reach. It is therefore never interrupted while it starts.
+    If this process is interrupted, the program and all processes that it started are killed.
     """
     child = subprocess.Popen(command, stdout=subprocess.DEVNULL if is_silent else None, start_new_session=True)
     try:

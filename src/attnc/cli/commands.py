@@ -1,4 +1,4 @@
-"""The commands on functions, networks and models. Each loads its slow imports when it runs."""
+"""The commands on functions, networks and models. Each imports slow modules when it runs."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ CONSTRUCTIONS = ("auto", *(construction.name for construction in CATALOGUE))
 COMPILE_OPTIONS = (
     *("eps", "dtype", "also", "construction", "criterion", "centres", "heads", "beta", "max_anchors", "max_bytes"),
 )
-"""The options of `attnc compile` that attnc.compile takes as they are."""
+"""The options of `attnc compile` that are passed to attnc.compile unchanged."""
 NOT_REPEATED = (None, "expression", "json_output", "plot", "force", "help")
-"""The parameters of `attnc compile` that do not change the network: the stored command is without them."""
+"""The parameters of `attnc compile` that do not change the network. The stored command leaves them out."""
 PLAN_FIELDS = ("name", "anchors", "heads", "layers", "parameters", "multiply_adds", "error", "why_not")
 MAX_TEXT_BYTES = 2**20
-"""The longest file of texts for `convert`, which bounds the time of measuring."""
+"""Size limit of the file of texts for `convert`, in bytes. It bounds the time of the measurement."""
 
 app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -102,34 +102,45 @@ def compile_command(
     output: Output = None,
     eps: Annotated[
         float | None,
-        optional("The largest error allowed on the box, or at a table's points: 0.01 by default.", metavar="E"),
+        optional("The largest error allowed on the box, or at the points of a table. By default 0.01.", metavar="E"),
     ] = None,
     points_per_axis: Annotated[
         str | None,
-        optional("Cells per axis, instead of --eps: the bound is then reported, not enforced.", metavar="N or N,M"),
+        optional(
+            "The number of cells per axis, instead of --eps. The bound is then reported, not enforced.",
+            metavar="N or N,M",
+        ),
     ] = None,
     beta: Annotated[
         float | None,
-        optional("The inverse temperature of the cells, in units of a cell; chosen by default.", metavar="B"),
+        optional(
+            "The inverse temperature, for distances in widths of a cell. Chosen automatically by default.", metavar="B"
+        ),
     ] = None,
     dtype: Arithmetic = "float64",
     also: Annotated[
         str | None,
-        one_of("A second arithmetic in which the same weights are certified", tuple(UNIT_ROUNDOFF), default=False),
+        one_of(
+            "A second arithmetic in which the network is certified, with its weights rounded to it",
+            tuple(UNIT_ROUNDOFF),
+            default=False,
+        ),
     ] = None,
     construction: Annotated[
-        str, one_of("The theorem to build by; auto takes the cheapest that suits", CONSTRUCTIONS)
+        str, one_of("The construction. auto tries those that suit the function, the cheapest first", CONSTRUCTIONS)
     ] = "auto",
     criterion: Criterion = "multiply_adds",
     norm: Norm = "inf",
     centres: Annotated[
-        str | None, one_of("The places of the cells of max_affine", ("grid", "adaptive"), default=False)
+        str | None, one_of("How max_affine places its cells", ("grid", "adaptive"), default=False)
     ] = None,
     heads: Annotated[
-        int | None, optional("The heads of the first layer of two_layer and attention_softmax.", metavar="H")
+        int | None, optional("The number of heads in the first layer of two_layer and attention_softmax.", metavar="H")
     ] = None,
     max_anchors: MaxAnchors = None,
-    max_bytes: Annotated[int | None, optional("Refuse to use more memory than this.", metavar="N")] = None,
+    max_bytes: Annotated[
+        int | None, optional("Refuse to build a network of more bytes than this.", metavar="N")
+    ] = None,
     out: Annotated[Path | None, optional("Save the network as this folder.", metavar="NET")] = None,
     force: Force = False,
     plot: Annotated[
@@ -204,7 +215,7 @@ def plan_command(
     max_anchors: MaxAnchors = None,
     json_output: Json = False,
 ) -> None:
-    """Show the cost of every construction for an eps, the cheapest first. Nothing is certified or written."""
+    """Show what every construction would cost for an eps, the cheapest first. Nothing is certified or saved."""
     from attnc import plan
 
     source, ranges = read_source(expression, box or [], csv, inputs, output)
@@ -235,14 +246,18 @@ def eval_command(
     net: Saved,
     assignments: Annotated[list[str], typer.Argument(metavar="NAME=VALUE", help="A value for every variable.")],
     outside: Annotated[
-        str, one_of("For a point outside the box, refuse it, move it to the box, or compute without a bound", OUTSIDE)
+        str,
+        one_of(
+            "For a point outside the box: raise refuses it, clamp moves it to the box, allow computes without a bound.",
+            OUTSIDE,
+        ),
     ] = "raise",
     dtype: Annotated[
-        str | None, one_of("The arithmetic, if not that of the stored weights", tuple(UNIT_ROUNDOFF), default=False)
+        str | None, one_of("Another arithmetic than that of the stored weights", tuple(UNIT_ROUNDOFF), default=False)
     ] = None,
     json_output: Json = False,
 ) -> None:
-    """Evaluate a saved network at a point: value ± bound. With --quiet the value alone."""
+    """Print the value of a saved network at a point, and its bound. With --quiet, print the value alone."""
     import numpy as np
 
     from attnc import load
@@ -299,12 +314,13 @@ def info_command(
     plot: Annotated[
         Path | None,
         optional(
-            "Draw where the bound comes from, and where on the box the error is: .svg, .pdf or .png.", metavar="FILE"
+            "Draw the sources of the bound, and the error over the box, into this file: .svg, .pdf or .png.",
+            metavar="FILE",
         ),
     ] = None,
     json_output: Json = False,
 ) -> None:
-    """Show a saved network: its layers, its size, and where its bound comes from."""
+    """Show the layers of a saved network, its size, and where its bound comes from."""
     from rich.text import Text
 
     from attnc import load
@@ -337,15 +353,15 @@ def plot_command(
     net: Saved,
     out: Annotated[
         Path | None,
-        optional("The picture: .svg, .pdf or .png. By default NET.svg, beside the folder.", metavar="FILE"),
+        optional("The file to write: .svg, .pdf or .png. By default NET.svg, beside the folder.", metavar="FILE"),
     ] = None,
     output_index: Annotated[int, typer.Option(metavar="K", help="The output to draw, counted from 0.")] = 0,
     json_output: Json = False,
 ) -> None:
-    """Draw a saved network: the function, the network, the error, and which key takes over where."""
+    """Draw a saved network: the function, the network, the error, and where each key dominates."""
     from attnc import load
 
-    folder = net if net.name else net.resolve()  # "." has no name of its own
+    folder = net if net.name else net.resolve()  # "." has no name
     path = folder.with_name(f"{folder.name}.svg") if out is None else out
     _check_picture(path)
     network = load(net)
@@ -361,13 +377,13 @@ def plot_command(
 def verify_command(
     net: Saved,
     processes: Annotated[
-        int | None, optional("The number of processes to use. By default, one per core.", metavar="N")
+        int | None, optional("The number of processes. By default, one per core.", metavar="N")
     ] = None,
     json_output: Json = False,
 ) -> None:
-    """Re-prove a saved network's bound by a separate program that shares no code with this one.
+    """Re-prove the bound of a saved network with a separate program, which shares no code with this one.
 
-    Exit code 0 only if the bound is re-proved; 1 if it is not; 2 if the files cannot be read.
+    The exit code is 0 only if the bound is re-proved, 1 if it is not, and 2 if the files cannot be read.
     """
     from attnc.exports.directory import require_folder
 
@@ -389,7 +405,11 @@ def export_command(
     ],
     out: Annotated[Path, typer.Option(metavar="FILE", help="The file to write. A file of this name is replaced.")],
     outside: Annotated[
-        str, one_of("For a point outside the box, move it to the box, return NaN, or compute without a bound", BEYOND)
+        str,
+        one_of(
+            "For a point outside the box: clamp moves it to the box, nan returns NaN, allow computes without a bound.",
+            BEYOND,
+        ),
     ] = "allow",
     json_output: Json = False,
 ) -> None:
@@ -397,7 +417,7 @@ def export_command(
     from attnc import load
 
     if to != "onnx":
-        raise InputError(f"--to {to}: networks are exported to onnx")
+        raise InputError(f"--to {to}: the only format is onnx")
     parity = load(net).export_onnx(out, outside=outside)
     if json_output:
         print_json({"out": str(out), "to": to, "outside": outside, **parity._asdict()})
@@ -414,13 +434,15 @@ def export_command(
 def convert_command(
     source: Annotated[Path, typer.Argument(metavar="SRC", help="A Hugging Face model folder, with safetensors.")],
     out: Annotated[Path, typer.Option(metavar="DIR", help="The folder to write.")],
-    eps: Annotated[float, typer.Option(metavar="E", help="The largest error of each activation, proven.")] = 1e-6,
-    texts: Annotated[Path | None, optional("A file of texts, one per line, to measure on.", metavar="FILE")] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Fail if anything cannot be converted.")] = False,
+    eps: Annotated[float, typer.Option(metavar="E", help="The largest error of each activation. It is proven.")] = 1e-6,
+    texts: Annotated[
+        Path | None, optional("A file of texts, one per line, on which both models are compared.", metavar="FILE")
+    ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Fail if any activation cannot be converted.")] = False,
     force: Force = False,
     json_output: Json = False,
 ) -> None:
-    """Replace every activation of a pretrained model by attention, and measure what that changes."""
+    """Replace every activation of a pretrained model by attention, and measure how much the outputs change."""
     from attnc.converting import need_torch
 
     need_torch()
@@ -440,7 +462,7 @@ def _texts(path: Path) -> list[str]:
     lines = read_text(path, MAX_TEXT_BYTES, "leave some texts out").splitlines()
     kept = [line.strip() for line in lines if line.strip()]
     if not kept:
-        raise FileError(f"{path}: there is no text in it; write one on each line")
+        raise FileError(f"{path}: the file has no text. Write one text per line.")
     return kept
 
 

@@ -31,9 +31,9 @@ MODELS: dict[str, tuple[str, tuple[str, ...]]] = {
 METHODS = ("plain", "heavy_ball", "nesterov", "chebyshev")
 BLOCKS = "▁▂▃▄▅▆▇█"
 SPARKS = 60
-"""The most points of a curve in the terminal, one column each."""
+"""Most points of a curve in the terminal. Each takes one column."""
 COEFFICIENTS_SHOWN = 40
-"""The most coefficients in the table, about a screen."""
+"""Most coefficients in the printed table: about a screen."""
 
 
 @app.command(
@@ -63,21 +63,25 @@ def icl_command(
     ] = False,
     alpha: Annotated[float | None, optional("The penalty.", metavar="A")] = None,
     l1_ratio: Annotated[
-        float | None, optional("The share of the l1 penalty, for elastic-net.", metavar="SHARE")
+        float | None, optional("The share of l1 in the penalty, for elastic-net.", metavar="SHARE")
     ] = None,
-    C: Annotated[float | None, optional("One over the penalty, for logistic.", "--c", metavar="C")] = None,
+    C: Annotated[float | None, optional("The inverse of the penalty, for logistic.", "--c", metavar="C")] = None,
     gamma: Annotated[
-        float | None, optional("The kernel of points at distance d is e^(-gamma d²).", metavar="G")
+        float | None, optional("The gamma of the kernel e^(-gamma d²) of two points at distance d.", metavar="G")
     ] = None,
     n_neighbors: Annotated[int | None, optional("The number of neighbours.", "--neighbors", metavar="N")] = None,
-    method: Annotated[str | None, one_of("The kind of steps", METHODS, default=False)] = None,
-    learning_rate: Annotated[float | None, optional("The length of plain steps, for ridge.", metavar="R")] = None,
-    tol: Annotated[float | None, optional("Stop when the error is this share of the first.", metavar="T")] = None,
-    max_iter: Annotated[int | None, optional("The largest number of steps.", metavar="N")] = None,
+    method: Annotated[str | None, one_of("The method of gradient descent", METHODS, default=False)] = None,
+    learning_rate: Annotated[
+        float | None, optional("The step size of the method plain, for ridge.", metavar="R")
+    ] = None,
+    tol: Annotated[
+        float | None, optional("Stop when the error is below this share of the first error.", metavar="T")
+    ] = None,
+    max_iter: Annotated[int | None, optional("The maximum number of steps.", metavar="N")] = None,
     heads: Annotated[
         int | None, optional("The number of pairs of heads in a gradient layer.", "--head-pairs", metavar="N")
     ] = None,
-    max_rows: Annotated[int | None, optional("The largest number of rows in the prompt.", metavar="N")] = None,
+    max_rows: Annotated[int | None, optional("The maximum number of rows in the prompt.", metavar="N")] = None,
     plot: Annotated[
         Path | None, optional("Draw the loss per step into this file: .svg, .pdf or .png.", metavar="FILE")
     ] = None,
@@ -150,7 +154,7 @@ def _fit(name: str, given: dict[str, Any], X: np.ndarray, y: np.ndarray, columns
 
 
 def _theirs(name: str, fitted: Any, X: np.ndarray, y: np.ndarray) -> Any:
-    """Return scikit-learn's model of the same kind, fitted with the least tolerance; None where it has none."""
+    """Return scikit-learn's model of the same kind, fitted with its smallest tolerance, or None if there is none."""
     import warnings
 
     from sklearn import kernel_ridge, linear_model, neighbors
@@ -205,7 +209,7 @@ def _stored(layer: Any) -> Any:
 
 
 def sparkline(values: list[float]) -> str:
-    """Return a curve of the values above the least, on a logarithmic scale."""
+    """Draw the values, minus the smallest of them, as blocks on a logarithmic scale."""
     import numpy as np
 
     least = float(np.nanmin(values))
@@ -233,13 +237,15 @@ def _print(report: dict[str, Any]) -> None:
     facts = [("program", size)]
     if "largest_difference" in report:
         found = report["largest_difference"].items()
-        facts.append(("from scikit-learn", ", ".join(f"{of} {apart:.2g}" for of, apart in found if apart is not None)))
+        facts.append(
+            ("difference from scikit-learn", ", ".join(f"{of} {apart:.2g}" for of, apart in found if apart is not None))
+        )
     for key, title in (("gradient_bound", "bound of a gradient"), ("bound", "bound of the weights")):
         if key in report:
             terms = " + ".join(f"{value:.2g} ({name})" for name, value in report[key]["terms"].items())
             facts.append((title, f"{report[key]['value']:.3g} = {terms}"))
     if "gradient_norm" in report:
-        facts.append(("gradient left", f"{report['gradient_norm']:.3g}"))
+        facts.append(("gradient at the end", f"{report['gradient_norm']:.3g}"))
     if "loss" in report:
         losses = [point["loss"] for point in report["loss"]]
         curve = f"{sparkline(losses)}  {losses[0]:.6g} → {losses[-1]:.6g}, {report['steps']:,} steps"

@@ -15,7 +15,7 @@ from attnc.cli.output import plain_table, print_json, print_parts, progress_bar,
 lab = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
-    help="Experiments on the papers' claims: question, prediction, measurement, verdict, figure.",
+    help="Run experiments on the claims of the two papers, and write a report with a verdict on each claim.",
     epilog="Example:\n\nattnc lab run all --profile quick --out lab",
 )
 app.add_typer(lab, name="lab")
@@ -57,17 +57,25 @@ def run_command(
         list[str],
         typer.Argument(metavar="NAME", help="Names from attnc lab list, or all.", autocompletion=_experiments),
     ],
-    profile: Annotated[str, one_of("The size of the run, minutes or hours", ("quick", "full"))] = "quick",
-    seed: Annotated[int, typer.Option(metavar="N", help="The same seed gives the same numbers.")] = 0,
+    profile: Annotated[
+        str, one_of("The size of the run: quick takes minutes, full takes hours.", ("quick", "full"))
+    ] = "quick",
+    seed: Annotated[
+        int, typer.Option(metavar="N", help="The seed of random numbers. The same seed gives the same results.")
+    ] = 0,
     out: Annotated[
-        Path, typer.Option(metavar="DIR", help="The folder of the run; a run that is there is continued.")
+        Path, typer.Option(metavar="DIR", help="The folder of the run. A run that is there already is continued.")
     ] = Path("lab"),
     cluster: Annotated[
-        str | None, optional("A dask scheduler instead of this machine's processes.", metavar="ADDRESS")
+        str | None,
+        optional(
+            "The address of a dask scheduler, to use its workers instead of processes on this machine.",
+            metavar="ADDRESS",
+        ),
     ] = None,
     json_output: Json = False,
 ) -> None:
-    """Measure the missing cells of these experiments, then write the report."""
+    """Run experiments and write the report. Measurements that are there already are not repeated."""
     from attnc_lab import report, run
 
     options = [*names, "--profile", profile, "--seed", str(seed), "--out", str(out)]
@@ -83,7 +91,7 @@ def run_command(
 
 @lab.command("report", cls=Command, epilog="Example:\n\nattnc lab report lab")
 def report_command(folder: Run, json_output: Json = False) -> None:
-    """Write DIR/report.html from the tables of a run."""
+    """Write the report of a run again, from its tables, as DIR/report.html."""
     from attnc_lab import report
 
     _print_verdicts(folder, report(folder), json_output)
@@ -94,11 +102,11 @@ def report_command(folder: Run, json_output: Json = False) -> None:
 def diagnose_command(
     net: Saved,
     eps: Annotated[
-        float | None, optional("The largest error that is tolerated: by default the network's eps.", metavar="E")
+        float | None, optional("The largest error that is tolerated. By default the eps of the network.", metavar="E")
     ] = None,
     json_output: Json = False,
 ) -> None:
-    """Look for known failures of a saved network, and name evidence and remedy. Exit code 1 if there are any."""
+    """Look for known failures of a saved network, with evidence and remedy. The exit code is 1 if there are any."""
     from attnc import diagnose, load
 
     found = diagnose(load(net), eps=eps)

@@ -1,6 +1,6 @@
-"""The options of the commands, and the texts that they take: expressions, boxes, points, numbers.
+"""The options of the commands, and readers of their values: expressions, boxes, points, numbers.
 
-Nothing is ever evaluated by Python.
+No text of a user is ever evaluated by Python.
 """
 
 from __future__ import annotations
@@ -27,8 +27,11 @@ if TYPE_CHECKING:
 
 
 def one_of(description: str, choices: Sequence[str], *names: str, default: bool = True) -> Any:
-    """Return an option with these choices: its help lists them, and the shell completes them."""
-    listed = f"{description}: {', '.join(choices[:-1])} or {choices[-1]}."
+    """Return an option with these choices, which the shell completes and the help lists.
+
+    A description that ends with a full stop names the choices itself.
+    """
+    listed = description if description.endswith(".") else f"{description}: {', '.join(choices[:-1])} or {choices[-1]}."
     return typer.Option(*names, help=listed, autocompletion=completed(choices), metavar="NAME", show_default=default)
 
 
@@ -37,30 +40,33 @@ def completed(choices: Sequence[str]) -> Callable[[str], list[str]]:
     return lambda incomplete: [choice for choice in choices if choice.startswith(incomplete)]
 
 
-# Options that several commands share; those of one command stand where it is defined.
+# Options of several commands. An option of one command is written where the command is.
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Saved = Annotated[Path, typer.Argument(metavar="NET", help="The folder of a saved network.")]
 Ranges = Annotated[
     list[str] | None,
-    typer.Option("--box", metavar="NAME=LO:HI", help="The range of a variable; once for each.", show_default=False),
+    typer.Option("--box", metavar="NAME=LO:HI", help="The range of a variable. Give one for each.", show_default=False),
 ]
 Arithmetic = Annotated[str, one_of("The arithmetic of the network", tuple(UNIT_ROUNDOFF))]
-Criterion = Annotated[str, one_of("The cost that counts when constructions are compared", CRITERIA)]
+Criterion = Annotated[str, one_of("The cost by which constructions are compared", CRITERIA)]
 Norm = Annotated[
     str, typer.Option(metavar="P", help="The norm of the error: inf for the largest error, or a number p ≥ 1 for L_p.")
 ]
 Table = Annotated[
     Path | None,
-    typer.Option("--csv", metavar="FILE", help="A table instead of an expression: a CSV file.", show_default=False),
+    typer.Option(
+        "--csv", metavar="FILE", help="A CSV file with a table, instead of an expression.", show_default=False
+    ),
 ]
 Inputs = Annotated[str | None, typer.Option(metavar="X,Y", help="The input columns of the table.", show_default=False)]
 Output = Annotated[
-    str | None, typer.Option(metavar="Z", help="The output column of the table, or columns.", show_default=False)
+    str | None, typer.Option(metavar="Z", help="The output column of the table, or several as Y,Z.", show_default=False)
 ]
 MaxAnchors = Annotated[
-    int | None, typer.Option(metavar="N", help="Refuse to build more anchors than this.", show_default=False)
+    int | None,
+    typer.Option(metavar="N", help="Refuse to build a network of more anchors than this.", show_default=False),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Replace the folder of --out if it was saved before.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace what attnc saved in --out before.")]
 
 
 def optional(description: str, *names: str, metavar: str | None = None) -> Any:
@@ -77,7 +83,7 @@ Quiet = Annotated[
     typer.Option(
         "--quiet",
         "-q",
-        help="Print errors only. JSON and the values of eval are printed in any case.",
+        help="Print errors only. JSON and the value of eval are still printed.",
         callback=_set_volume(Volume.QUIET),
         expose_value=False,
     ),
@@ -117,7 +123,7 @@ class Command(TyperCommand):
 
 
 class ExpressionCommand(Command):
-    """A command whose argument is an expression, which may begin with a minus."""
+    """A command whose argument is an expression, which may begin with a minus sign."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         options = [param for param in self.get_params(ctx) if param.param_type_name == "option"]
@@ -126,9 +132,9 @@ class ExpressionCommand(Command):
 
 
 def shield_expression(args: Sequence[str], takes_value: Mapping[str, bool]) -> list[str]:
-    """Move an expression such as -x**2 to the end, behind `--`; a text like a mistyped option stays an option.
+    """Move an expression such as -x**2 to the end, after `--`. A text that looks like a mistyped option stays in place.
 
-    `--word` is an option, and `-word` is one beside another argument, unless the box has a variable of that name.
+    `--word` looks like an option, unless the box has a variable `word`. So does `-word` if there is another argument.
     """
     variables = {
         word.removeprefix("--box=").partition("=")[0].strip()
@@ -160,13 +166,15 @@ def shield_expression(args: Sequence[str], takes_value: Mapping[str, bool]) -> l
         return list(args)
     at = expressions[0]
     others = [*args[:at], *args[at + 1 :]]
-    if takes_value.get(others[-1] if others else ""):  # its value is missing, and must not be `--`
+    if takes_value.get(
+        others[-1] if others else ""
+    ):  # the value of the last option is missing: `--` must not become it
         return others
     return [*others, "--", args[at]]
 
 
 def command_line(expression: str | None, given: Mapping[str, Any]) -> str:
-    """Return the command that makes the same network again, without options that are None or the usual criterion."""
+    """Return the command that makes the same network again, without options that are None and the default criterion."""
     words = []
     for name, value in given.items():
         for one in value if isinstance(value, list | tuple) else [value]:
@@ -240,7 +248,7 @@ def read_point(network: Network, assignments: Sequence[str]) -> dict[str, float]
 
 
 def check_writable(out: Path, kind: FolderKind, *, force: bool) -> None:
-    """Raise FileError before the work if a folder of this kind cannot be saved there, or is there and may not go."""
+    """Raise FileError before the work if a folder of this kind cannot be saved there, or if one would be replaced."""
     from attnc.exports.safe_files import why_not_writable
 
     reason = why_not_writable(out, kind)

@@ -1,6 +1,6 @@
 """The output of commands: panels, tables and ledgers on a terminal, JSON, notes, and a bar during long work.
 
-Colours are rich's: none in a pipe, nor if the environment has NO_COLOR.
+rich prints colours, except in a pipe or if the environment has NO_COLOR.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
     from attnc.proofs.error_tree import ErrorNode
 
 SHOW_PROGRESS_AFTER = 0.5
-"""Seconds of work before the bar appears: shorter work needs none."""
+"""Seconds of work before the bar appears. Shorter work needs no bar."""
 WIDEST = 200
-"""The columns of the widest table that is printed without folding, which fits a large screen."""
+"""Columns of the widest table that is printed without folding: a large screen shows it in one line."""
 PIPE_COLUMNS = 100
-"""The width of tables in a pipe, which has none of its own."""
+"""Columns of a table in a pipe, whose width is not defined."""
 BAR_COLUMNS, SOURCE_COLUMNS, BARS_FROM = 12, 20, 90
-"""The columns of a bar, the least columns of a source's description, and of a terminal that has room for bars."""
+"""Columns of a bar; fewest columns of the description of a source; fewest columns of a terminal that shows bars."""
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
@@ -65,14 +65,14 @@ def volume() -> Volume:
 
 
 def set_volume(chosen: Volume) -> None:
-    """Print more or less from now on; InputError for both --quiet and --verbose."""
+    """Set how much is printed. Raise InputError if --quiet and --verbose were both given."""
     if {chosen, volume()} == {Volume.QUIET, Volume.VERBOSE}:
-        raise InputError("--quiet and --verbose: give one of them, not both")
+        raise InputError("--quiet and --verbose contradict each other: give only one of them")
     _volume.set(chosen)
 
 
 def reset_volume() -> None:
-    """Print as usual from now on: a program may run several commands, one after the other."""
+    """Print the usual amount again. A program may run several commands, one after the other."""
     _volume.set(Volume.USUAL)
 
 
@@ -112,7 +112,7 @@ def console() -> Console:
 
 
 def print_parts(*parts: RenderableType) -> None:
-    """Print texts and tables; a table is wider than the terminal where it would otherwise lose digits."""
+    """Print texts and tables. A table is made wider than the terminal rather than cut."""
     from rich.table import Table
 
     for part in parts:
@@ -137,7 +137,7 @@ def _least_width(found: Console, table: Table) -> int:
 def plain_table(*columns: str, left: int = 1, is_tight: bool = False) -> Table:
     """Return an empty table with these columns, the first `left` of them aligned to the left.
 
-    A tight one has less room between columns, and its columns are not folded.
+    A tight table has narrower gaps between its columns, and does not fold them.
     """
     from rich import box
     from rich.table import Table
@@ -185,7 +185,7 @@ def panel(network: Network, more: Sequence[tuple[str, str]]) -> RenderableType:
 
 
 class _Steps:
-    """Prints a line to stderr as each step begins, with the seconds since the first."""
+    """Prints a line to stderr when a step begins, with the seconds since the start."""
 
     def __init__(self) -> None:
         self._start, self._step = time.monotonic(), ""
@@ -197,9 +197,10 @@ class _Steps:
 
 
 def ledger_table(tree: ErrorNode, *, width: int = BARS_FROM) -> RenderableType:
-    """Return the ledger of a bound as a tree: what every source adds to the bound, and its share as a bar.
+    """Return the ledger of a bound as a tree, with the amount that every source adds and its share as a bar.
 
-    A staged proof has each head's own error and its growth up to the output; a narrow terminal has no bars.
+    For a staged proof, the row of a head shows its own error and the factor by which this grows up to the output. A
+    narrow terminal shows no bars.
     """
     from rich.text import Text
 
@@ -228,7 +229,7 @@ def ledger_table(tree: ErrorNode, *, width: int = BARS_FROM) -> RenderableType:
 
 
 def _shown(lo: float, hi: float) -> str:
-    """Return an interval with three digits; an end that rounding moved off 0 is 0."""
+    """Return an interval with three digits. An end that differs from 0 by rounding only is shown as 0."""
     ends = (0.0 if abs(end) < 1e-9 * (hi - lo) else end for end in (lo, hi))
     return f"[{', '.join(f'{end:.3g}' for end in ends)}]"
 

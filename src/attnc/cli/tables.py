@@ -1,4 +1,4 @@
-"""Tables from CSV files: read with the standard library, every error with its line and column."""
+"""Reads tables from CSV files with the standard library. Every error names its line and column."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from attnc.targets.table import TableTarget
 
 MAX_CSV_BYTES = 2**26
-"""The longest CSV file that is read: a million rows of 64 letters."""
+"""Size limit of a CSV file, in bytes: a million rows of 64 characters."""
 MAX_ROWS = 10**6
-"""The most rows that are read, which bounds the memory that a table takes."""
+"""Most rows of a table. The limit bounds the memory that a table takes."""
 DELIMITERS = (",", ";", "\t")
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE | re.ASCII)
 
@@ -30,7 +30,7 @@ NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE | re.AS
 def read_source(
     expression: str | None, box: Sequence[str], table: Path | None, inputs: str | None, output: str | None
 ) -> tuple[str | TableTarget, dict[str, tuple[float, float]] | None]:
-    """Return the source to compile: an expression with its box, or a table, which has its own."""
+    """Return the source to compile and its box. A table has its own box, hence None."""
     if table is None:
         for option, given in (("--inputs", inputs), ("--output", output)):
             if given is not None:
@@ -68,7 +68,10 @@ def read_csv(path: Path, inputs: str | None, output: str | None) -> TableTarget:
 def read_examples(
     path: Path, output: str, inputs: str | None, *, with_labels: bool = False
 ) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
-    """Read X, y and the names of X's columns: those of --inputs, or all but the output, which may hold labels."""
+    """Read X, y and the names of the columns of X, which are those of --inputs or all but the output.
+
+    With `with_labels` the output may hold texts.
+    """
     import numpy as np
 
     chosen = () if inputs is None else _names("--inputs", inputs)
@@ -88,7 +91,7 @@ def _read(
 ) -> tuple[np.ndarray, list[int], tuple[str, ...]]:
     """Return the wanted columns (and all others, if asked for) as numbers, the rows' lines, and the columns' names.
 
-    If `labels` is given, the first column's texts are added to it, and are NaN where they are no numbers.
+    If `labels` is given, the texts of the first column are appended to it, and those that are no numbers become NaN.
     """
     import numpy as np
 
@@ -157,7 +160,7 @@ def read_text(path: Path, max_bytes: int, remedy: str) -> str:
 
 
 def _delimiter(text: str, wanted: Sequence[str]) -> str:
-    """Return the delimiter under which the header has most of the wanted columns; among equals, most columns."""
+    """Return the delimiter with which the header has the most wanted columns, then the most columns."""
     first = next((line for line in io.StringIO(text, newline="") if line.strip()), "")
 
     def found(delimiter: str) -> tuple[int, int]:
@@ -214,5 +217,5 @@ def _number(cell: str, where: str, delimiter: str) -> float:
 def _label(cell: str, where: str) -> str:
     text = cell.strip()
     if not text or text.lower() in ("nan", "inf", "infinity"):
-        raise InputError(f"{where}: {text!r} is no label; fill it in, or leave the row out")
+        raise InputError(f"{where}: {text!r} is not a label; fill it in, or leave the row out")
     return text
