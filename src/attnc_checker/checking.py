@@ -105,6 +105,8 @@ def _assumed(claim: Claim) -> tuple[str, ...]:
 
 def read(folder: Path, name: str = MAIN) -> Stored:
     require(folder.is_dir(), f"{folder} is not a folder", BadFile)
+    named = next((dtype for dtype in FLOATS if name == f"certificate.{dtype}.json"), None)
+    require(name == MAIN or named is not None, f"{name} is named for none of the dtypes {', '.join(FLOATS)}")
     certificate, config = read_json(folder / name), read_json(folder / "config.json")
     weights = read_bytes(folder / "model.safetensors", MAX_WEIGHTS)
     if config.get("format") != "attnc.network/1":
@@ -122,7 +124,7 @@ def read(folder: Path, name: str = MAIN) -> Stored:
     structure, tensors = config.get("program"), parse_safetensors(weights)
     if name == MAIN:
         return claim, structure, tensors
-    if not isinstance(structure, dict) or name != f"certificate.{claim.dtype}.json" or claim.dtype not in FLOATS:
+    if not isinstance(structure, dict) or claim.dtype != named:
         raise Refused(f"{name} is for the dtype {claim.dtype!r:.40}: its name should say so")
     rounded = {place: tensor.rounded_to(FLOATS[claim.dtype]) for place, tensor in tensors.items()}
     return claim, {**structure, "dtype": claim.dtype}, rounded

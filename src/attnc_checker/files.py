@@ -12,7 +12,11 @@ from types import UnionType
 from typing import Any, NamedTuple, TypeGuard, get_args
 
 MAX_JSON, MAX_WEIGHTS, MAX_HEADER = 2**26, 2**28, 2**24
-"""Largest numbers of bytes of a JSON file, of the weights, and of their header."""
+"""Largest numbers of bytes of a JSON file, of the weights, and of their header. The longest certificate that attnc
+writes, for a table of 2^20 numbers, has 28 MB."""
+MAX_VALUES = 2**21
+"""Largest number of values of a JSON file, counted by brackets, commas and colons. That certificate has 1.6 million.
+Each takes up to 110 bytes in memory."""
 MAX_DIGITS = 20
 """Largest number of digits of an integer. int64 has 19."""
 LETTERS = {"F64": "d", "F32": "f", "I32": "i", "I64": "q"}
@@ -76,7 +80,14 @@ def read_json(path: Path) -> Object:
 
 
 def parse_json(raw: bytes, name: str) -> Object:
-    """Parse one object: no key twice, no NaN or Infinity, no number beyond float64, no integer over 20 digits."""
+    """Parse one object: no key twice, no NaN or Infinity, no number beyond float64, no integer over 20 digits.
+
+    Values are counted before memory is allocated for them. As text, one wide letter makes all of them 2 or 4 bytes.
+    """
+    width = 1 if raw.isascii() else 4 if any(lead in raw for lead in range(0xF0, 0xF8)) else 2
+    require(width * len(raw) <= MAX_JSON, f"{name} has more than {MAX_JSON:,} bytes as text", BadFile)
+    count = sum(map(raw.count, (b"[", b"{", b",", b":")))
+    require(count <= MAX_VALUES, f"{name} has more than {MAX_VALUES:,} values", BadFile)
 
     def distinct(pairs: list[tuple[str, object]]) -> Object:
         require(len(dict(pairs)) == len(pairs), "an object states one key twice", ValueError)
@@ -108,7 +119,7 @@ def parse_safetensors(raw: bytes) -> dict[str, Tensor]:
     if len(raw) < 8 or length > min(MAX_HEADER, len(raw) - 8):
         sizes = f"{length:,} of {len(raw):,} bytes"
         raise BadFile(f"model.safetensors is cut short, or no such file: {sizes} as its header")
-    header, body = parse_json(raw[8 : 8 + length], "the header of model.safetensors"), raw[8 + length :]
+    header, body = parse_json(raw[8 : 8 + length], "the header of model.safetensors"), memoryview(raw)[8 + length :]
     header.pop("__metadata__", None)
     entries = []
     for name, entry in header.items():

@@ -17,7 +17,10 @@ from safetensors.numpy import load_file
 
 from attnc.errors import FileError
 from attnc.exports import safe_files
-from attnc.exports.safe_files import pack_tensors, read_json, read_tensors
+from attnc.exports.safe_files import pack_tensors, parse_json, read_json, read_tensors
+from attnc.proofs.kinds.point import MAX_STORED
+from attnc_checker.files import BadFile
+from attnc_checker.files import parse_json as parse_json_again
 
 TENSORS: dict[str, np.ndarray] = {
     "a.values": np.array([-0.0, 5e-324, 1e308]),
@@ -195,6 +198,36 @@ def test_json_has_a_size_limit(tmp_path: Path) -> None:
     assert read_json(path, max_bytes=12) == {"a": 12345}
     with pytest.raises(FileError, match="12 bytes, more than the 11"):
         read_json(path, max_bytes=11)
+
+
+@pytest.mark.parametrize(("reader", "refusal"), [(parse_json, FileError), (parse_json_again, BadFile)])
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(b'{"a": [' + unit * 2**21 + b"0]}" for unit in (b"[],", b"{},", b"0,", b'{"a":0},')),
+        b'{"a": ' + b"[" * 2**22,
+        b'{"a": "' + b"x" * 2**24 + "😀".encode() + b'"}',
+        b'{"a": "' + b"x" * 2**25 + "β".encode() + b'"}',
+    ],
+)
+def test_json_that_would_take_much_memory_is_not_parsed(reader: Any, refusal: type[Exception], content: bytes) -> None:
+    """Lists take 20 times the memory of their text, and one wide letter makes all letters of a text wide."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(refusal, match=r"values|bytes"):
+            reader(content, "a file")
+        assert tracemalloc.get_traced_memory()[1] < 2**16
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("reader", [parse_json, parse_json_again])
+def test_the_longest_certificate_of_a_table_is_read(reader: Any) -> None:
+    """It has as many rows and digits as attnc stores, and its text has letters of 2 bytes."""
+    rows = MAX_STORED // 2
+    row = "[-1.2345678901234567e-100, -1.2345678901234567e-200], "
+    content = f'{{"note": "≤ β", "table": [{row * (rows - 1)}{row[:-2]}]}}'.encode()
+    assert len(reader(content, "a file")["table"]) == rows
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

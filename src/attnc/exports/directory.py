@@ -12,7 +12,6 @@ from typing import Any
 from attnc.errors import FileError, InputError
 from attnc.exports.safe_files import (
     CONFIG,
-    MAX_JSON_BYTES,
     MAX_TENSOR_BYTES,
     FolderKind,
     Path,
@@ -37,6 +36,8 @@ NETWORK = FolderKind(
     ("format",),
     lambda name: name in (CONFIG, WEIGHTS, CARD) or CERTIFICATE.fullmatch(name),
 )
+MAX_CERTIFICATES = 3
+"""The most certificates of a network: its own, and one for each of float32 and float64."""
 RESERVED = ("format", "program", "certificates")
 """The keys of config.json that `save_network` writes by itself."""
 
@@ -122,7 +123,10 @@ def _read_certificates(folder: str, listed: Any) -> dict[str, dict[str, Any]]:
         found = [name for name in os.listdir(folder) if CERTIFICATE.fullmatch(name)]
     except OSError as error:
         raise FileError(f"cannot load {folder!r}: {error.strerror or error}") from error
-    return {name: read_json(os.path.join(folder, name)) for name in sorted({*listed, *found})}
+    every = sorted({*listed, *found})
+    if len(every) > MAX_CERTIFICATES:
+        raise FileError(f"cannot load {folder!r}: it has {len(every):,} certificates, more than {MAX_CERTIFICATES}")
+    return {name: read_json(os.path.join(folder, name)) for name in every}
 
 
 def json_bytes(value: Any, name: str) -> bytes:
@@ -146,9 +150,10 @@ def _json_text(value: Any, name: str, indent: int | None = None) -> str:
 def _readable(text: str, name: str) -> bytes:
     """Return the bytes of a JSON text that `read_json` can read back."""
     raw = _utf8(text, name)
-    if len(raw) > MAX_JSON_BYTES:
-        raise FileError(f"cannot write {name}: it would have {len(raw):,} bytes, more than {MAX_JSON_BYTES:,}")
-    parse_json(raw, name)
+    try:
+        parse_json(raw, name)
+    except FileError as error:
+        raise FileError(f"cannot write a file that could not be read back: {error}") from error
     return raw
 
 

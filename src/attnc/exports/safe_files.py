@@ -32,8 +32,12 @@ DType = np.dtype[Any]
 Layout = Mapping[str, tuple[DType, tuple[int, ...]]]
 """The dtype and the shape of each tensor by its name."""
 
-MAX_JSON_BYTES = 2**28
-"""The longest JSON file that is read or written: 256 MiB. A longer one is refused before it is parsed."""
+MAX_JSON_BYTES = 2**26
+"""The longest JSON file that is read or written, in bytes of its text in memory: 64 MiB. The longest that attnc writes
+is the certificate of a table of 2^20 numbers. It has up to 28 MB, and 57 MB as text with 2 bytes per letter."""
+MAX_JSON_VALUES = 2**21
+"""The most values of a JSON file, counted by brackets, commas and colons. That certificate has 1.6 million. A value
+takes up to 110 bytes (measured: entries of one object), so that all of a file take at most 231 MB."""
 MAX_HEADER_BYTES = 2**24
 """The longest header of a tensor file. It is enough for more than 100,000 tensors."""
 MAX_TENSOR_BYTES = 2**32
@@ -91,7 +95,11 @@ def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
 
 
 def parse_json(raw: bytes, origin: str) -> dict[str, Any]:
-    """Return the object in `raw`; `origin` names it in messages."""
+    """Return the object in `raw`; `origin` names it in messages. Its values are counted before any memory is taken."""
+    if text_bytes(raw) > MAX_JSON_BYTES:
+        raise FileError(f"{origin!r} has {text_bytes(raw):,} bytes of text, more than the {MAX_JSON_BYTES:,} allowed")
+    if (count := sum(map(raw.count, (b"[", b"{", b",", b":")))) > MAX_JSON_VALUES:
+        raise FileError(f"{origin!r} has about {count:,} values, more than the {MAX_JSON_VALUES:,} allowed")
     try:
         text = raw.decode("utf-8")
         value = json.loads(
@@ -112,6 +120,11 @@ def parse_json(raw: bytes, origin: str) -> dict[str, Any]:
     if level:
         raise FileError(f"{origin!r} is nested deeper than {MAX_JSON_DEPTH} levels")
     return value
+
+
+def text_bytes(raw: bytes) -> int:
+    """Return the bytes that UTF-8 takes as text in memory. All letters are as wide as the widest: 1, 2 or 4 bytes."""
+    return len(raw) * (1 if raw.isascii() else 4 if any(lead in raw for lead in range(0xF0, 0xF8)) else 2)
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
