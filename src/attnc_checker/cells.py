@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -61,12 +62,16 @@ def _leaf(entry: object, d: int) -> Leaf:
 
 
 def _require_cover(cells: list[Cell], d: int) -> None:
-    """Refuse unless the cells cover the box: they are distinct, none lies within another, and their volume is one."""
-    known, levels = set(cells), {level for level, _ in cells}
-    require(len(known) == len(cells), "the leaves do not divide the box: a cell is stated twice")
+    """Refuse unless the cells divide the box: from the finest level on, the 2^d parts of a cell are joined to it."""
+    at = defaultdict[int, set[tuple[int, ...]]](set)
     for level, index in cells:
-        if any((up, tuple(i >> level - up for i in index)) in known for up in levels if up < level):
-            raise Refused(f"the leaves do not divide the box: the cell {[level, *index]} lies within another")
-    finest = max(levels, default=0)
-    volume, whole = sum(2 ** (d * (finest - level)) for level, _ in cells), 2 ** (d * finest)
-    require(volume == whole, f"the leaves do not cover the box: they fill {volume} of its {whole} parts")
+        at[level].add(index)
+    require(sum(map(len, at.values())) == len(cells), "the leaves do not divide the box: a cell is stated twice")
+    finest = max(at, default=0)
+    volume, whole = sum(len(at[level]) << d * (finest - level) for level in at), 1 << d * finest
+    require(volume >= whole, f"the leaves do not cover the box: they fill {volume} of its {whole} parts")
+    for level in range(finest, 0, -1):
+        joined = {tuple(i >> 1 for i in index) for index in at[level]}
+        is_divided = len(at[level]) == len(joined) << d and at[level - 1].isdisjoint(joined)
+        require(is_divided, "the leaves do not divide the box: a cell lies within another")
+        at[level - 1] |= joined
