@@ -52,5 +52,5 @@ def test_a_part_of_a_table_proves_nothing():
     program = attnc.compile(TABLES[0], eps=1e-3).program
     with pytest.raises(ProgramError, match="not enough to prove all 60 points"):
         PointProver().prove(program, TABLES[0], ProofRequest(seconds=-1.0))
-    with pytest.raises(ProgramError, match="one that makes them all"):
+    with pytest.raises(ProgramError, match="if one token makes them all"):
         PointProver().prove(program, TABLES[1], ProofRequest())

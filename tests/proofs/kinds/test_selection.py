@@ -157,7 +157,7 @@ def test_crowds_and_empty_batches():
     bounds = SelectionKind(stages(program)[0][0], soft).bounds(*random_boxes(rng, 2, 50), SHARP).upper
     assert (bounds < 4.1).all()
     assert (bounds >= 0.9).any()
-    with pytest.raises(InputError, match="the stage has 1 outputs, 2 of the target"):
+    with pytest.raises(InputError, match="the stage has 1 outputs, but 2 outputs of the target"):
         SelectionKind(stage, target, outputs=np.array([0, 0])).bounds(np.zeros((1, 2)), np.ones((1, 2)), SHARP)
     with pytest.raises(ValueError, match="longer"):
         SelectionKind(stage, target).over(np.zeros((1, 2)), np.ones((1, 2)), [0.0, 0.0])

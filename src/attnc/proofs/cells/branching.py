@@ -1,8 +1,8 @@
 """Branch and bound over dyadic cells: a box is proved cell by cell, and cells with a large bound are halved.
 
-Every `Kind` bounds |f − network| over many cells at once. A cell whose best bound is at most the goal becomes a leaf,
-the others are cut into 2^d. The goal is a little above the largest error that was seen, which no bound can beat. The
-bound that is proved is the largest of the leaves.
+Every `Kind` bounds |f − network| over many cells at once. A cell whose best bound is at most the goal becomes a leaf.
+Every other cell is cut into 2^d. No bound can be below the largest error that was seen, so the goal is a little above
+it. The proved bound is the largest bound of a leaf.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Progress = Callable[[str, float], None]
 
 @dataclass(frozen=True)
 class Budget:
-    """The time and the number of cells that a search may take, and a function to which it reports its progress."""
+    """Limits on the time and on the number of cells of a search, and a function to which it reports its progress."""
 
     seconds: float = 60.0
     cells: int = 500_000
@@ -51,7 +51,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Leaf:
-    """The cell `index` of a level, and the kind that proved it; the order, where the kind states one."""
+    """The cell `index` of a level, the kind that proved it, and the order of that kind, if it has one."""
 
     kind: str
     order: int | None
@@ -59,12 +59,12 @@ class Leaf:
     index: tuple[int, ...]
 
     def as_json(self) -> list[Any]:
-        """[kind, level, i_1, …, i_d], with the order behind the kind where it is stated."""
+        """Return [kind, level, i_1, …, i_d], with the order after the kind if there is one."""
         return [self.kind, *([] if self.order is None else [self.order]), self.level, *self.index]
 
     @classmethod
     def from_json(cls, entry: Any, d: int) -> Leaf:
-        """A leaf over d variables; TypeError or ValueError where the entry is none."""
+        """Read a leaf over d variables. Raise TypeError or ValueError if the entry is not one."""
         if not isinstance(entry, list) or len(entry) not in (d + 2, d + 3) or not isinstance(entry[0], str):
             raise TypeError(f"expected a leaf over {d} variables, found {entry!r:.80}")
         kind, *numbers = entry
@@ -106,7 +106,7 @@ class CellBounds:
 
     @classmethod
     def _columns(cls) -> list[str]:
-        """The fields that have an entry for each cell, those of subclasses included."""
+        """Return the names of the fields that have one entry per cell, those of subclasses included."""
         return [field.name for field in dataclasses.fields(cls) if field.name != "terms"]
 
     def where(self, rows: np.ndarray | slice) -> Self:
@@ -114,7 +114,7 @@ class CellBounds:
         return dataclasses.replace(self, terms=terms, **{name: getattr(self, name)[rows] for name in self._columns()})
 
     def cut(self, depth: Int[np.ndarray, " cells"]) -> Self:
-        """The 2^depth equal parts of every cell of a line, in its place and with its bound."""
+        """Replace every cell of a line by its 2^depth equal parts, each with the bound of the cell."""
         owner = np.repeat(np.arange(len(self)), 1 << depth)
         part = np.arange(len(owner)) - np.searchsorted(owner, owner)
         index = (self.index[owner] << depth[owner, None]) + part[:, None]
@@ -134,9 +134,9 @@ class CellBounds:
 
 @dataclass(frozen=True, eq=False)
 class Covering:
-    """Cells that cover a box, with bounds of |f − network| on each, by one of the kinds.
+    """Cells that cover a box, each with a bound of |f − network| by one of the kinds.
 
-    They bound the largest error by the worst cell, or, where `norm` is given, the L_p norm of the error.
+    The largest of these bounds is a bound of the largest error. If `norm` is given, it is a bound of the L_p norm.
     """
 
     box: Box
@@ -145,7 +145,7 @@ class Covering:
     complete: bool  # False: time or cells ran out before the goal was met
     seen: float = 0.0
     norm: float | None = None
-    shares: Float[np.ndarray, " cells"] | None = None  # of the cells in the integral of a norm
+    shares: Float[np.ndarray, " cells"] | None = None  # the share of each cell in the integral of a norm
 
     @property
     def leaves(self) -> tuple[Leaf, ...]:
@@ -158,9 +158,9 @@ class Covering:
 
     @property
     def ledger(self) -> dict[str, float]:
-        """The parts of the bound: those of the worst leaf; for a norm those of all leaves, as it weighs them.
+        """The terms of the bound: those of the worst leaf, or for a norm the weighted sums over all leaves.
 
-        b^p = b^{p−1}·Σ terms on every cell, so each term has its share of the integral.
+        On every cell b^p = b^{p−1}·Σ terms, so each term has its share of the integral.
         """
         terms = self.cells.terms
         if self.norm is None or self.shares is None:
@@ -186,10 +186,10 @@ def branch_and_bound(
     start_level: int | None = None,
     budget: Budget | None = None,
 ) -> Covering:
-    """Prove a bound of |f − network| over the box, within the tolerance (and `floor`, absolute) of the least possible.
+    """Prove a bound of |f − network| over the box, at most (1 + tolerance) times the largest error, plus `floor`.
 
-    `observed` is an error that was seen; larger ones may be seen on the way. Nothing below `goal` is attempted. When
-    time or cells run out, the covering found so far is returned with complete=False: its bound holds all the same.
+    `observed` is an error that was seen. Larger ones may be seen on the way. No bound below `goal` is sought. When
+    time or cells run out, the covering found so far is returned with complete=False. Its bound holds nevertheless.
     """
     began, budget = time.monotonic(), budget or Budget()
     search = _Branching(kinds, box, observed, 1 + tolerance, floor, goal)
@@ -227,7 +227,7 @@ def best_of(
     goal: Goal,
     seen: float = 0.0,
 ) -> tuple[CellBounds, float]:
-    """The best bound on every cell, and the largest error seen; kinds are tried until one meets the goal."""
+    """Return the best bound on every cell, and the largest error seen. Kinds are tried until one meets the goal."""
     centres, radii = cell_boxes(box, level, index)
     known: CellBounds | None = None
     for number, kind in enumerate(kinds):
@@ -246,7 +246,7 @@ def best_of(
 
 @dataclass(eq=False)
 class _Branching:
-    """The leaves so far, and the goal."""
+    """The state of a search: the leaves so far, and the goal."""
 
     kinds: Sequence[Kind]
     box: Box
@@ -262,7 +262,7 @@ class _Branching:
 
     @property
     def goal(self) -> float:
-        """A little above the largest error seen, and no less than the bound of a leaf, which nothing lowers again."""
+        """The goal: a little above the largest error seen, and at least the largest bound of a leaf so far."""
         return max(self.wanted, self.growth * self.seen + self.floor, self.bound, TINY)
 
     def examine(self, level: int, index: Int[np.ndarray, "cells d"]) -> CellBounds:

@@ -14,7 +14,7 @@ _INDEX_BITS = 56  # a level and an index below 2^56 are one number of 63 bits: l
 
 
 def cells(d: int, level: int) -> Int[np.ndarray, "cells d"]:
-    """All cells of a level, neighbours near each other: children of one parent are adjacent."""
+    """Return all cells of a level. Children of one parent are adjacent."""
     index = np.zeros((1, d), dtype=np.int64)
     for _ in range(level):
         index = children(index)
@@ -22,7 +22,7 @@ def cells(d: int, level: int) -> Int[np.ndarray, "cells d"]:
 
 
 def children(index: Int[np.ndarray, "cells d"]) -> Int[np.ndarray, "children d"]:
-    """The 2^d halves of every cell, one level down, cell by cell."""
+    """Return the 2^d cells of the next level in every cell, cell by cell."""
     d = index.shape[1]
     corners = np.array(list(itertools.product((0, 1), repeat=d)), dtype=np.int64).reshape(-1, d)
     return (2 * index[:, None] + corners).reshape(-1, d)
@@ -31,9 +31,9 @@ def children(index: Int[np.ndarray, "cells d"]) -> Int[np.ndarray, "children d"]
 def cell_boxes(
     box: Box, level: int | Int[np.ndarray, " cells"], index: Int[np.ndarray, "cells d"]
 ) -> tuple[Float[np.ndarray, "cells d"], Float[np.ndarray, "cells d"]]:
-    """Centres c and radii r in float64: {c + rτ : τ ∈ [−1, 1]^d} contains the cell, and is larger by rounding alone.
+    """Return centres c and radii r in float64. {c + rτ : τ ∈ [−1, 1]^d} is the cell, enlarged by rounding only.
 
-    The cells are of one level, or of one level each.
+    `level` is one number for all cells, or one for each.
     """
     centres, radii = np.empty(index.shape), np.empty(index.shape)
     first_of_level = np.full(len(index), level, np.int64) << _INDEX_BITS
@@ -49,9 +49,10 @@ def cell_boxes(
 
 
 def _covering(start: int, width: int, scale: int, level: int, i: int) -> tuple[float, float]:
-    """The float next to the middle of cell i of [start, start + width]/scale, and the least that reaches both ends.
+    """Return the float nearest to the middle of cell i of [start, start + width]/scale, and a radius to both ends.
 
-    Ends and middles are integers over a power of two, and both floats are multiples of the finest unit here.
+    The radius is the smallest float that reaches both ends. Ends, middles and the two floats are integers over the same
+    power of two, so the comparison is exact.
     """
     whole = scale << (level + 1)
     left = (start << (level + 1)) + 2 * width * i

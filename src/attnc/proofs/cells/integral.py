@@ -1,9 +1,10 @@
 """L_p norms over dyadic cells: ‖f − network‖_p ≤ (Σ vol(C)·b_C^p)^{1/p}, b_C a bound of |f − network| on the cell C.
 
-A cell across a jump of f carries the height of the jump, times a volume that halving makes as small as is wanted. Cells
-are halved where the expected gain is largest. With b_C − |f − network| of the order of the width of C, a halving gains
-half as much as the one before it, relative to the rest. The expected gain is the mean of that and of half the gain that
-was expected before, because a first halving may gain nothing where a second one does.
+A cell across a jump of f adds the height of the jump times its volume, and halving makes that volume as small as is
+wanted. Cells are halved where the expected gain is largest. If b_C − |f − network| is of the order of the width of C,
+each halving gains half as much as the one before. The expected gain is the mean of two numbers: half the gain of the
+last halving, and half the gain that was expected of it. The second is there because a first halving may gain nothing
+where a second one does.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ multiple of the distance to the goal. Chosen, not measured."""
 
 @dataclass(frozen=True, eq=False)
 class _WeighedCells(CellBounds):
-    """Cells with the amount that each adds to the sum, and the amount that halving it may take away."""
+    """Cells with the amount that each adds to the sum, and the amount by which halving it may lower the sum."""
 
     adds: Float[np.ndarray, " cells"]
     gains: Float[np.ndarray, " cells"]
@@ -52,7 +53,7 @@ def bound_integral(
     start_level: int | None = None,
     budget: Budget | None = None,
 ) -> Covering:
-    """A bound of the L_p norm, at most `goal` if that can be had, or not much above the least that leaves can prove."""
+    """Bound the L_p norm by at most `goal` or, if that is impossible, by little more than leaves can prove at best."""
     began, d, budget = time.monotonic(), box.d, budget or Budget()
     level = int(math.log2(_FIRST_CELLS) / d) if start_level is None else start_level
     first, _ = best_of(kinds, box, level, cells(d, level), SHARP)
@@ -86,14 +87,14 @@ def bound_integral(
 
 
 def _adds(found: CellBounds, p: float, unit: float, d: int) -> Float[np.ndarray, " cells"]:
-    """vol(C)·(b_C/unit)^p, rounded up, in units of the volume of the box: powers of two, exact."""
+    """Return vol(C)·(b_C/unit)^p, rounded up. Volumes are in units of that of the box: exact powers of two."""
     with np.errstate(over="ignore", under="ignore"):
         powers = up(up(found.upper.max(axis=1) / unit) ** p, LIBM_ULPS)
         return np.asarray(up(np.ldexp(powers, -d * found.level)))
 
 
 def _norm(box: Box, p: float, unit: float, total: float) -> float:
-    """unit·(vol·total)^{1/p}, rounded up."""
+    """Return unit·(vol·total)^{1/p}, rounded up."""
     if not math.isfinite(total):
         return math.inf
     root = float(up(float(up(total)) ** (1 / p), LIBM_ULPS + 4))
@@ -104,7 +105,7 @@ def _norm(box: Box, p: float, unit: float, total: float) -> float:
 
 
 def _chosen(known: _WeighedCells, most: int, enough: float) -> Int[np.ndarray, " rows"]:
-    """The cells to halve next: those that promise most, until they promise enough."""
+    """Return the cells to halve next: those with the largest expected gains, until these sum to `enough`."""
     gains = np.where(known.level < MAX_LEVEL, known.gains, 0.0)
     order = np.argsort(-gains, kind="stable")[:most]
     with np.errstate(invalid="ignore"):
@@ -115,7 +116,7 @@ def _chosen(known: _WeighedCells, most: int, enough: float) -> Int[np.ndarray, "
 
 
 def _with_gains(found: CellBounds, adds: Float[np.ndarray, " cells"], parents: _WeighedCells) -> _WeighedCells:
-    """The halves of cells, with the gains that are expected of halving them again."""
+    """Return the halves of cells, with the gains that are expected of halving them again."""
     of_parent = adds.reshape(len(parents), -1)
     sums = of_parent.sum(axis=1)
     with np.errstate(invalid="ignore", divide="ignore"):

@@ -1,7 +1,7 @@
 """A way to bound |f − network| on cells, and the bounds that it finds.
 
-A new way is a subclass of `Kind` with a name and `bounds`; the drivers (`branching`, `integral`) and the certificate
-take it as it is.
+A new way is a subclass of `Kind` with a name and `bounds`. The searches (`branching`, `integral`) and the certificate
+accept it without changes.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from attnc.numerics.rounding import up
 
 @dataclass(frozen=True)
 class Goal:
-    """The purpose of a bound of |p| + remainder: to be below `value`, or `growth` times the largest |p| − remainder.
+    """The size that a bound of |p| + remainder should have: `value`, or `growth` times the largest |p| − remainder.
 
-    A bound that cannot get there is not made sharp. With `value` 0 every bound is made sharp.
+    A bound that cannot reach the goal is not sharpened. With `value` 0 every bound is sharpened.
     """
 
     value: float = 0.0
@@ -34,8 +34,8 @@ SHARP = Goal()
 class Bounds:
     """Upper bounds of |f − network| on cells.
 
-    `terms`, if given, add up to `upper`. `seen` is an error that is attained in one of the cells, up to rounding (0 if
-    none is known), `floor` the part of `upper` that no halving removes.
+    `terms`, if given, add up to `upper`. `seen` is an error that is attained in one of the cells, up to rounding, or 0
+    if none is known. `floor` is the part of `upper` that halving does not remove.
     """
 
     upper: Float[np.ndarray, "cells outputs"]
@@ -48,15 +48,15 @@ class Bounds:
         return np.asarray(np.broadcast_to(self.floor, self.upper.shape).max(axis=1))
 
     def enlarged(self, factor: float) -> Bounds:
-        """The same bounds times a factor of at least 1, and their terms with them."""
+        """Return the bounds and their terms, multiplied by a factor of at least 1."""
         terms = {name: up(factor * term) for name, term in self.terms.items()}
         return Bounds(up(factor * self.upper, 2), terms, self.seen, factor * self.floor)
 
 
 def meets(upper: np.ndarray, floors: np.ndarray, goal: float) -> Bool[np.ndarray, " cells"]:
-    """Which cells need not be halved.
+    """Return which cells need not be halved.
 
-    Their bound is finite, and at most the goal plus 1.25 times the part that no halving removes.
+    Their bound is finite, and at most the goal plus 1.25 times the part that halving does not remove.
     """
     largest = upper.max(axis=1)
     with np.errstate(over="ignore"):
@@ -69,11 +69,11 @@ class Kind(abc.ABC):
     @property
     @abc.abstractmethod
     def name(self) -> str:
-        """The name by which leaves of this kind are stored, and their errors appear in the ledger."""
+        """The name of this kind in stored leaves and in the ledger."""
 
     @property
     def order(self) -> int | None:
-        """The order of the polynomials of a leaf, where a checker needs it to prove the leaf again."""
+        """The order of the polynomials of a leaf, if a checker needs it to prove the leaf again."""
         return None
 
     @property
@@ -83,4 +83,4 @@ class Kind(abc.ABC):
 
     @abc.abstractmethod
     def bounds(self, centres: Float[np.ndarray, "cells d"], radii: Float[np.ndarray, "cells d"], goal: Goal) -> Bounds:
-        """Bounds for every cell; ∞ where there is none. They need not be sharper than the goal asks for."""
+        """Return bounds for every cell, ∞ where there is none. They need not be smaller than the goal."""

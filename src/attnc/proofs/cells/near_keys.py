@@ -1,9 +1,9 @@
 """Which keys can matter on which boxes, and their values there.
 
 For keys k and j, the largest s_k − s_j on a box is (s_k − s_j)(c) + |a_k − a_j|·r, c its centre and r its half-widths.
-With j the best key at c, a key whose difference is ≤ −gap has a weight of at most e^{−gap} on the whole box. Clusters
-of boxes are halved again and again, and each passes on only the keys that are near on the box around it: no array of
-size boxes × keys is made unless that number of keys is near.
+With j the best key at c, a key whose difference is ≤ −gap has a weight of at most e^{−gap} on the whole box. The boxes
+are divided into clusters, again and again. A cluster keeps only the keys that are near on the box around it. So no
+array of size boxes × keys is made unless that number of keys is near.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PAIRS_PER_BATCH = 2**16  # pairs of a box and a near key that are held together:
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """The scores of a head over boxes, and how far computed differences of them may be off."""
+    """The scores of a head over boxes, and a bound of the errors of their computed differences."""
 
     head: SoftHead[Enclosed]
     centres: Float[np.ndarray, "boxes d"]
@@ -56,10 +56,10 @@ class Scores:
 
     @cached_property
     def slack(self) -> float:
-        """Bounds the error of every difference of two scores as computed here, on any of the boxes.
+        """A bound of the error of every difference of two scores as computed here, on any of the boxes.
 
-        A score is off by its radii, and by γ of the roundings of a_k·c + c_k, of the difference, and of |a_k − a_j|·r,
-        relative to the sizes of all summands.
+        The error of a score is that of its radii, and the rounding of a_k·c + c_k, of the difference, and of
+        |a_k − a_j|·r: γ times the sum of the sizes of all summands.
         """
         head, d = self.head, self.centres.shape[1]
         reach = (np.abs(self.centres) + self.radii).max(axis=0)
@@ -68,14 +68,14 @@ class Scores:
         return float(4 * (radius + gamma(2 * d + 16, UNIT_ROUNDOFF["float64"]) * size) + 1e-300)
 
     def at(self, boxes: np.ndarray, keys: np.ndarray) -> np.ndarray:
-        """Scores at the centres, for index arrays that broadcast."""
+        """Return scores at the centres, for index arrays that broadcast."""
         scores = self.head.offsets.mid[keys]
         for axis in range(self.centres.shape[1]):
             scores = scores + self.slopes[keys, axis] * self.centres[boxes, axis]
         return np.asarray(scores)
 
     def leads(self, boxes: np.ndarray, keys: np.ndarray) -> Float[np.ndarray, "boxes keys"]:
-        """The largest values over each box of s_k − s_j, j the best of the keys at its centre, to within the slack."""
+        """Return the largest s_k − s_j over each box, to within the slack. j is the best of the keys at its centre."""
         slopes, radii = self.slopes[keys], self.radii[boxes]
         at_centre = self.centres[boxes] @ slopes.T + self.head.offsets.mid[keys]
         best = np.argmax(at_centre, axis=1)
@@ -90,7 +90,7 @@ class Scores:
         return lead
 
     def clusters(self, gap: float) -> Iterator[tuple[Int[np.ndarray, " boxes"], Int[np.ndarray, " keys"]]]:
-        """(boxes, keys), few of both: on each of these boxes every other key is behind the best by more than `gap`."""
+        """Yield (boxes, keys), few of both. On each box every other key is behind the best one by more than `gap`."""
         pending = [(np.arange(len(self.centres)), np.arange(self.num_keys))]
         while pending:
             boxes, keys = pending.pop()
@@ -107,9 +107,9 @@ class Scores:
 
 @dataclass(frozen=True, eq=False)
 class NearPairs:
-    """Near keys, box by box: `row` numbers the boxes of the batch, `lead` is max over the box of s_k − s_j.
+    """The near keys of every box of a batch. `row` numbers the boxes of the batch.
 
-    j is the best key at the centre of the box.
+    `lead` is the maximum of s_k − s_j over the box, where j is the best key at its centre.
     """
 
     boxes: Int[np.ndarray, " boxes"]
@@ -144,7 +144,7 @@ class NearValues(Scores):
 
     @property
     def unsure(self) -> float:
-        """Bounds the error of every difference of two scores, the errors of the scores included."""
+        """A bound of the error of every difference of two scores, the errors of the scores included."""
         return self.slack + 2 * self.score_error
 
     @property
@@ -153,23 +153,23 @@ class NearValues(Scores):
 
     @property
     def rest(self) -> float:
-        """The weight of all keys that are behind by `gap`."""
-        # num_keys·e^{−gap}; the logarithm and the exponential are good to far more than 0.1 %
+        """A bound of the weight of all keys together that are behind by `gap`."""
+        # num_keys·e^{−gap}. The errors of the logarithm and of the exponential are far below 0.1 %.
         return 1.001 * math.exp(-self.far)
 
     @cached_property
     def all_values(self) -> Interval:
-        """(1, outputs): every value, anywhere on the boxes."""
+        """(1, outputs): a range of all values on all boxes."""
         return hull(self._values(np.arange(self.num_keys), hull(self.cells)))
 
     def _values(self, keys: np.ndarray, cells: Interval) -> Interval:
-        """(keys, outputs) over cells (keys, d), or one cell for all."""
+        """Return the values (keys, outputs) over cells (keys, d), or over one cell for all keys."""
         if self.carried is None:
             return self.constants[keys]
         return affine_range(self.constants[keys], self.carried[keys], cells)
 
     def pairs(self) -> Iterator[NearPairs]:
-        """Pairs of boxes and near keys, in batches."""
+        """Yield pairs of boxes and near keys, in batches."""
         gap = self.gap + 2 * self.score_error
         held: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = []
         count = num_boxes = 0
@@ -185,7 +185,7 @@ class NearValues(Scores):
             yield NearPairs(*(np.concatenate(part) for part in zip(*held, strict=True)))
 
     def hull(self, pairs: NearPairs) -> Interval:
-        """(boxes of the batch, outputs): the values of the near keys, on their boxes."""
+        """Return the range (boxes of the batch, outputs) of the values of the near keys, on their boxes."""
         values = self._pair_values(pairs)
         return Interval(np.minimum.reduceat(values.lo, pairs.starts), np.maximum.reduceat(values.hi, pairs.starts))
 
@@ -193,7 +193,7 @@ class NearValues(Scores):
         return self._values(pairs.key, self.cells[pairs.boxes[pairs.row]])
 
     def _hull_and_leaks(self, pairs: NearPairs) -> Interval:
-        """The hull of the keys that are behind by less than a gap, moved by the leaks of the others.
+        """Return the hull of the values of keys that are behind by less than a gap, enlarged by the other keys' leaks.
 
         p_k ≤ e^{s_k − s_j} =: w_k, so A ≤ max of the near values + Σ w_k·(v_k − that maximum)⁺ over the others.
         """
@@ -213,7 +213,7 @@ class NearValues(Scores):
         return found
 
     def hulls(self) -> Interval:
-        """(boxes, outputs): the values that the head can take on each box; all keys may have a weight of `rest`."""
+        """Return the range (boxes, outputs) of the head on each box. Keys far behind weigh together at most `rest`."""
         lo, hi = np.empty((2, len(self.centres), self.head.values.mid.shape[1]))
         everything = self.all_values
         for pairs in self.pairs():

@@ -1,10 +1,10 @@
-"""Programs without attention: an affine map against an expression that is one, on all of its box, infinite or not.
+"""Programs without attention: an affine map against an affine expression, on its whole box, which may be infinite.
 
 With G the gradients of f over the box and x_0 a point of it,
 
     |f − Wx − b| ≤ |f(x_0) − Wx_0 − b| + Σ_i |G_i − W_i|·|x_i − x_0i|.
 
-Where G is W itself, as it is for an affine expression, the second part is 0 however wide the box.
+If G = W, as for an affine expression, the second part is 0 on a box of any width.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ AFFINE_REACH = 16.0  # on an infinite range rounding is counted up to this |x|; 
 
 @dataclass(frozen=True, eq=False)
 class AffineKind(Kind):
-    """An affine map against an expression, by its gradients over the cell; radii may be infinite.
+    """An affine map against an expression, by the gradients of the expression over the cell. Radii may be infinite.
 
-    The rounding of the map is included, for inputs up to `sizes`. A leaf is stored as a Taylor leaf of order 1: an
-    affine f is its own Taylor polynomial.
+    The rounding of the map is included, for inputs up to `sizes`. A leaf is stored as a Taylor leaf of order 1, because
+    an affine f is its own Taylor polynomial.
     """
 
     weight: Float[np.ndarray, "outputs d"]
@@ -54,15 +54,15 @@ class AffineKind(Kind):
         cells = cells_within(self.box, centres, radii)
         constant, weight = Interval.point(self.constant[None]), Interval.point(self.weight[None])
         off = mean_value_distance(self.expression, cells, centres, constant, weight)
-        off = np.where(np.isnan(off), np.inf, off)  # a number that is not known has no bound
+        off = np.where(np.isnan(off), np.inf, off)  # nan: there is no bound
         rounding = np.broadcast_to(self._rounding(), off.shape)
         upper = np.where(off + rounding == 0, 0.0, up(off + rounding))
         return Bounds(upper, {"approximation": off, "rounding": rounding})
 
     def _rounding(self) -> Float[np.ndarray, " outputs"]:
-        """None where one variable is passed on, times a power of two from 1 on, in the dtype that it comes in.
+        """Return the rounding of every output.
 
-        Products with smaller ones may underflow.
+        It is 0 where the output is one float64 variable times 1, 2, 4, …. Products with smaller powers may underflow.
         """
         size, roundings = np.abs(self.weight), self.weight.shape[1] + 2
         is_passed_on = (np.count_nonzero(self.weight, axis=1) <= 1) & (self.constant == 0)
@@ -74,7 +74,7 @@ class AffineKind(Kind):
 
 
 class AffineProver(Prover):
-    """The whole box as one cell."""
+    """Proves an affine map on the whole box, as one cell."""
 
     name = "affine"
 
@@ -82,7 +82,7 @@ class AffineProver(Prover):
         return target.expression is not None and not program.num_attention_layers and request.p == math.inf
 
     def prove(self, program: Program, target: Target, request: ProofRequest) -> Proof:
-        """ProgramError where there is more than one affine map, or where the expression is none."""
+        """Prove the map. Raise ProgramError if there is more than one map, or if the expression is not affine."""
         layer, box, dtype, expression = program.layers[0], target.box, str(program.dtype), target.expression
         is_one = len(program.all_layers) == 1 and program.input_shapes == ((box.d,),)
         if not is_one or not isinstance(layer, Affine) or expression is None:
@@ -117,7 +117,7 @@ def mean_value_distance(
     slopes: Interval,
     outputs: Int[np.ndarray, " outputs"] | slice = slice(None),
 ) -> Float[np.ndarray, "cells outputs"]:
-    """Bound |f − values − slopes·x| over cells by the formula above, for some outputs of f; 0 where f is this map."""
+    """Bound |f − values − slopes·x| over cells by the formula above, for some outputs of f: 0 if f is this map."""
     gradients = expression.ranges_and_gradients(cells, violations="infinite")[1][:, outputs]
     at_centre = Interval.point(centres)
     there = expression.ranges(at_centre, violations="infinite")[:, outputs]

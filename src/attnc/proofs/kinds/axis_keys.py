@@ -1,7 +1,7 @@
 """Heads that select a cell of a grid: which keys can win where, axis by axis.
 
-Let every variable x_i go its own way through the stages before a head, to inputs z_i of it, and let the keys be all
-combinations k = (m_1, …, m_d) of rows, s_k(z) = Σ_i s_{m_i}(z_i).
+Let the inputs of a head be divided into groups z_1, …, z_d such that, through the stages before it, z_i depends on the
+variable x_i alone. Let the keys be all combinations k = (m_1, …, m_d) of rows, s_k(z) = Σ_i s_{m_i}(z_i).
 
 Theorem.  For intervals I_i of x_i let X_m ⊆ I_i, for each row m of axis i, be such that everywhere on I_i all rows with
           x_i ∉ X_m have together a weight of at most ℓ_i among those of the axis. On the cell ΠI_i
@@ -9,8 +9,8 @@ Theorem.  For intervals I_i of x_i let X_m ⊆ I_i, for each row m of axis i, be
 Proof.    f − A = Σ_k p_k (f − v_k), and weights are products, p_k = Π_i p_{m_i}. At x the keys with x_i ∈ X_{m_i} for
           all i are off by the first term at most; the others have together a weight of at most Σ_i ℓ_i.
 
-Weights of scores that are off by δ are off by e^{2δ}. So a grid of P^d cells costs d tables of P rows, each of a few
-intervals between cuts, and f is enclosed once for each key that can win in a cell.
+If scores are off by δ, weights are off by the factor e^{2δ}. A grid of P^d cells costs d tables of P rows, each over a
+few intervals between cuts. f is enclosed once for each key that can win in a cell.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ AXIS_PIECES = 256  # pieces of an axis whose rows are compared together; chosen,
 
 @dataclass(frozen=True, eq=False)
 class RowWinners:
-    """The rows that can win somewhere in an interval, the X_m, and ℓ."""
+    """The rows that can win somewhere in an interval, the ends of their X_m, and ℓ."""
 
     rows: Int[np.ndarray, " rows"]
     lo: Float[np.ndarray, " rows"]
@@ -49,15 +49,15 @@ class RowWinners:
 
 @dataclass(frozen=True, eq=False)
 class AxisRows:
-    """One variable: the parts of all stages through which it goes, and its rows of the last head."""
+    """One variable: the parts of the stages that depend on it, and its rows of the last head."""
 
     axis: int
     parts: tuple[tuple[QueryEnclosure, ...], ...]
-    states: tuple[Interval, ...]  # before each stage and after the last of them, on the whole box
+    states: tuple[Interval, ...]  # the states before each stage and after the last one, on the whole box
     inputs: Int[np.ndarray, " inputs"]
     rows: SoftHead[Enclosed]
     cuts: Float[np.ndarray, " cuts"]
-    leak: float  # the most that the rows that are left out may weigh together
+    leak: float  # the largest weight that the rows that are left out may have together
     known: dict[tuple[float, float], RowWinners] = field(default_factory=dict)
 
     def winners(self, lo: Float[np.ndarray, " cells"], hi: Float[np.ndarray, " cells"]) -> list[RowWinners]:
@@ -80,9 +80,10 @@ class AxisRows:
             self.known[lo, hi] = RowWinners(rows, lows, highs, float(leaks[first:last].max()))
 
     def _rows_and_leaks(self, pieces: Interval) -> tuple[np.ndarray, np.ndarray]:
-        """(pieces, rows): the fewest rows without which the weight is ≤ `leak`; (pieces,): the weight of the rest.
+        """Return which rows can win on which pieces, (pieces, rows), and the weight of the others, (pieces,).
 
-        p_m ≤ e^{s_m − s_j} on a piece, j the row that leads at its centre.
+        As many rows as possible are left out, such that their weights sum to at most `leak`. On a piece
+        p_m ≤ e^{s_m − s_j}, where j is the row that leads at its centre.
         """
         can_win, leaks = np.zeros((len(pieces), len(self.rows.offsets.mid)), bool), np.zeros(len(pieces))
         boxes, parent = cut_wide(self._reached(pieces), np.ptp(self.rows.slopes.mid, axis=0), MOST_CUTS)
@@ -102,7 +103,7 @@ class AxisRows:
         return can_win, leaks
 
     def _reached(self, pieces: Interval) -> Interval:
-        """The inputs of the rows over pieces of the axis; everything else anywhere in the box."""
+        """Enclose the inputs of the rows over pieces of the axis. Other variables may be anywhere in the box."""
         first, *after = self.states
         lo, hi = (np.repeat(end, len(pieces), axis=0) for end in (first.lo, first.hi))
         lo[:, self.axis], hi[:, self.axis] = pieces.lo[:, 0], pieces.hi[:, 0]
@@ -117,18 +118,18 @@ class AxisRows:
 
 @dataclass(frozen=True, eq=False)
 class AxisKeys:
-    """Outputs of the program that one head over such keys makes."""
+    """The outputs of the program that one head over such keys makes."""
 
     outputs: Int[np.ndarray, " outputs"]
     axes: tuple[AxisRows, ...]
-    keys: Int[np.ndarray, "*rows"]  # of every combination of rows
+    keys: Int[np.ndarray, "*rows"]  # the number of the key of every combination of rows
     values: Interval  # (keys, outputs)
-    spare_leak: float  # of keys that stand behind another of the same rows
+    spare_leak: float  # the weight of keys that repeat a combination of rows
     growth: float  # e^{2δ}
     rounding: Float[np.ndarray, " outputs"]
 
     def bounds(self, target: Target, cells: Interval) -> Float[np.ndarray, "cells outputs"]:
-        """Upper bounds of |f − computed outputs| on cells of the box."""
+        """Return upper bounds of |f − computed outputs| on cells of the box."""
         winners = [axis.winners(cells.lo[:, i], cells.hi[:, i]) for i, axis in enumerate(self.axes)]
         counts = np.array([[len(found.rows) for found in axis] for axis in winners])
         per_cell = counts.prod(axis=0)
@@ -157,13 +158,13 @@ class AxisKind(Kind):
     heads: tuple[AxisKeys, ...]
     target: Target
     truncation: float = 0.0
-    is_single: bool = False  # one stage: its ledger tells selection from rounding
+    is_single: bool = False  # the program is one stage; its ledger then has terms for selection and for rounding
     name = "enclosure"
 
     def bounds(self, centres: np.ndarray, radii: np.ndarray, goal: Goal) -> Bounds:
         cells = cells_within(self.target.box, centres, radii)
         upper = np.zeros((len(centres), self.target.num_outputs))
-        rounding = np.full(self.target.num_outputs, self.truncation)  # that of scores only makes leaks larger
+        rounding = np.full(self.target.num_outputs, self.truncation)  # the rounding of scores is in the leaks
         for head in self.heads:
             upper[:, head.outputs] = up(head.bounds(self.target, cells) + self.truncation)
             rounding[head.outputs] += head.rounding
@@ -175,7 +176,7 @@ class AxisKind(Kind):
 def axis_keys(
     stages: Sequence[StageEnclosure], box: Interval, cuts: Sequence[np.ndarray], leak: float
 ) -> tuple[AxisKeys, ...] | None:
-    """The last of the stages as heads over combinations of rows; None where it has other keys."""
+    """Return the last of the stages as heads over combinations of rows, or None if it has other keys."""
     *before, last = stages
     states, owners = [box], np.arange(box.shape[1])
     ways: list[list[tuple[QueryEnclosure, ...]]] = [[] for _ in owners]
@@ -204,10 +205,11 @@ def axis_keys(
 
 
 def row_breaks(stage: StageEnclosure, d: int, leak: float) -> list[Float[np.ndarray, " breaks"]]:
-    """The points, axis by axis, where one row of a program of one stage ceases to matter, or the next begins to.
+    """Return the points of each axis where one row of a program of one stage ceases to matter, or the next begins to.
 
-    Scores of rows are affine in x_i, and one of two neighbours is ahead by g from (a_m − a_n)x + c_m − c_n = ±g on.
-    ProgramError if keys are not combinations of rows, or if they are so soft that these strips overlap.
+    Scores of rows are affine in x_i. Between two neighbours, these points are the ends of the strip
+    |(a_m − a_n)x + c_m − c_n| ≤ g, beyond which one of them is ahead by g. Raise ProgramError if keys are not
+    combinations of rows, or if these strips overlap because the head is soft.
     """
     found = [np.zeros(0)] * d
     for part in stage.parts:
@@ -219,7 +221,9 @@ def row_breaks(stage: StageEnclosure, d: int, leak: float) -> list[Float[np.ndar
             grid = grid if (np.diff(strips) > 0).all() else None
             found[axis] = np.union1d(found[axis], strips)
         if grid is None:
-            raise ProgramError("a stage is proved axis by axis if its keys are combinations of rows, and it selects")
+            raise ProgramError(
+                "a stage is proved axis by axis if its keys combine rows of each axis, and it selects one"
+            )
     return found
 
 
@@ -227,7 +231,8 @@ def row_breaks(stage: StageEnclosure, d: int, leak: float) -> list[Float[np.ndar
 class _Combinations:
     """Keys that are combinations of rows: c_k = Σ_i c_{m_i} to within `inexact`, up to a constant.
 
-    Where several keys combine the same rows, one stands in `keys`; relative to it the others weigh `spare_leak`.
+    Where several keys combine the same rows, `keys` has one of them. The others weigh at most `spare_leak` times as
+    much.
     """
 
     rows: tuple[SoftHead[Enclosed], ...]
@@ -267,7 +272,7 @@ def _keys(part: QueryEnclosure, axes: tuple[AxisRows, ...], grid: _Combinations,
     (error,) = score_errors(part.roundings, centre, radius)
     reach = up(np.abs(centre) + radius)
     largest = np.abs(head.offsets.mid).max() + float(reach[0] @ np.abs(head.slopes.mid).max(axis=0))
-    # An exponential of a score that is behind by up to twice the largest has that many roundings of its argument.
+    # A score may be behind by twice the largest one. The rounding of that argument of the exponential is added.
     off_by = float(error) + grid.inexact + 4 * part.roundings.unit * largest
     growth = float(up(math.exp(2 * off_by), LIBM_ULPS + 4)) if off_by < 1 else math.inf
     values = interval(head.values) + interval(part.stage.constant)

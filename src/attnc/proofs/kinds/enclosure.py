@@ -1,18 +1,17 @@
 """Enclosure leaves: f against all values that a chain of stages can take on a cell, as any engine computes them.
 
-The output of a head is a convex combination of its values. On a box every key that is behind another by a gap all over
-the box has a weight below e^{−gap}; so the head lies in the hull of the values of the others, up to that leak, however
-the others share the weight. Rounding of the sums is added. That is one stage; a deep program is a chain of them, the
-box of one being the enclosure of the one before it: errors need not be separated from values, and sup |f − network| on
-the cell is at most the distance of the two enclosures.
+The output of a head is a convex combination of its values. A key that is behind another one by a gap on the whole box
+has a weight below e^{−gap}. So up to that leak, the head lies in the hull of the values of the other keys, for any
+weights of these. The rounding of the sums is added. A deep program is a chain of stages: the enclosure of one stage is
+the box of the next. On a cell, sup |f − network| is at most the distance of the enclosures of f and of the last stage.
 
-Where a box is wide the keys that lead change inside it, and none is behind all over it. It is then cut in halves along
-the inputs that change the scores most, the stage enclosed on each half, and the hull taken.
+On a wide box the leading keys change from place to place, and no key is behind on the whole box. Such a box is cut in
+halves along the inputs that change the scores most. The stage is enclosed on each half, and the hull is taken.
 
-Cells are cut at points where the first stage turns. A head of hard temperature that reads one input is flat nearly
-everywhere, and steep in between. A cell that holds a steep part has all values on both sides of it in its enclosure,
-and f is compared with all of them on the whole cell. Cut at the ends of the steep part, each piece is compared with
-the values that are possible there. Cuts are free to choose, and need not be dyadic.
+Cells are cut at points where the first stage becomes steep. A head of hard temperature that reads one input is flat
+nearly everywhere, and steep in between. On a cell with a steep part, the enclosure holds the values on both sides of
+it, and f is compared with all of them on the whole cell. If the cell is cut at the ends of the steep part, f is
+compared on each piece with the values that are possible there. Any cuts are sound, and they need not be dyadic.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ FLAT_PART = 0.01  # a part is flat if outputs change there by less than this par
 
 @dataclass(frozen=True, eq=False)
 class EnclosureKind(Kind):
-    """Chains of stages, enclosed one after the other on the pieces of a cell between the cuts."""
+    """A chain of stages, enclosed one after the other on the pieces of a cell between the cuts."""
 
     stages: tuple[StageEnclosure, ...]
     target: Target
@@ -71,20 +70,23 @@ class EnclosureKind(Kind):
 
 @dataclass(frozen=True, eq=False)
 class StageEnclosure:
-    """The outputs of a program of one stage, over boxes; query token by query token."""
+    """The outputs of a program of one stage over boxes, in parts by query token."""
 
     parts: tuple[QueryEnclosure, ...]
     num_outputs: int
 
     @property
     def span(self) -> float:
-        """The most that a value of any output differs from another."""
+        """The largest difference of two values of one output."""
         heads = (head for part in self.parts for head in part.stage.heads)
         return max((float(np.ptp(head.values.mid, axis=0).max()) for head in heads), default=0.0)
 
     @classmethod
     def of(cls, program: Program | ProgramStage, *, is_first: bool) -> StageEnclosure:
-        """ProgramError where the scores are not affine. `is_first`: its input is cast to the dtype, and not cut."""
+        """Read the stage off a program. Raise ProgramError if its scores are not affine.
+
+        The input of the first stage is cast to the dtype, and its box is not cut.
+        """
         rounds = roundings(program, casts_input=None if is_first else False)
         parts = tuple(
             QueryEnclosure(stage, outputs, found, 0 if is_first else MOST_CUTS)
@@ -93,7 +95,10 @@ class StageEnclosure:
         return cls(parts, sum(len(part.outputs) for part in parts))
 
     def __call__(self, boxes: Interval, leak: float = LEAK) -> Interval:
-        """(boxes, outputs) for boxes (boxes, inputs); keys that weigh together less than `leak` are left out."""
+        """Enclose the outputs (boxes, outputs) over boxes (boxes, inputs).
+
+        Keys that weigh together less than `leak` are left out.
+        """
         lo, hi = np.empty((2, len(boxes), self.num_outputs))
         views: dict[bytes, tuple[Interval, np.ndarray]] = {}
         for part in self.parts:
@@ -116,7 +121,7 @@ class QueryEnclosure:
     most_cuts: int
 
     def enclosure(self, boxes: Interval, leak: float = LEAK) -> Interval:
-        """(boxes, outputs of this part)."""
+        """Enclose the outputs of this part over boxes."""
         spreads = np.max([np.ptp(head.slopes.mid, axis=0) for head in self.stage.heads], axis=0)
         pieces, parent = cut_wide(boxes, spreads, self.most_cuts)
         found = self._hulls(pieces, leak)
@@ -127,7 +132,7 @@ class QueryEnclosure:
 
     @cached_property
     def reads(self) -> Bool[np.ndarray, " inputs"]:
-        """The inputs on which the outputs depend; weights that are 0 up to their radius do not count."""
+        """The inputs on which the outputs depend. Weights whose midpoint is 0 do not count."""
         heads = self.stage.heads
         arrays = (self.stage.linear, *(head.slopes for head in heads), *(head.carried for head in heads))
         moving = [(array.mid != 0).reshape(-1, array.mid.shape[-1]) for array in arrays if array is not None]
@@ -149,7 +154,7 @@ class QueryEnclosure:
 def cut_wide(
     boxes: Interval, spreads: Float[np.ndarray, " inputs"], most_cuts: int
 ) -> tuple[Interval, Int[np.ndarray, " pieces"]]:
-    """Halves along the inputs that change the scores most, and the box that each is a piece of."""
+    """Cut boxes in halves along the inputs that change the scores most. Return the pieces, and the box of each."""
     parent, effects = np.arange(len(boxes)), spreads * (boxes.hi - boxes.lo)
     for _ in range(min(most_cuts, len(spreads))):
         axis, wide = np.argmax(effects, axis=1), effects.max(axis=1) > CUT_ABOVE
@@ -162,7 +167,10 @@ def cut_wide(
 
 
 def _distinct(boxes: Interval, reads: Bool[np.ndarray, " inputs"]) -> tuple[Interval, Int[np.ndarray, " boxes"]]:
-    """The boxes that differ in the inputs that are read, as wide as any of them elsewhere; and the number of each."""
+    """Return boxes that differ in the inputs that are read, and for every given box the number of its own.
+
+    Along the other inputs they are as wide as all of the given boxes together.
+    """
     ends: Float[np.ndarray, "boxes ends"] = np.concatenate([boxes.lo[:, reads], boxes.hi[:, reads]], axis=1)
     _, first, number = np.unique(ends, axis=0, return_index=True, return_inverse=True)
     lo, hi = boxes.lo[first], boxes.hi[first]
@@ -171,13 +179,16 @@ def _distinct(boxes: Interval, reads: Bool[np.ndarray, " inputs"]) -> tuple[Inte
 
 
 def axis_breaks(stage: StageEnclosure, box: Box, axis: int) -> Float[np.ndarray, " breaks"]:
-    """Where outputs that read this input alone begin to turn, and cease to; in ascending order."""
+    """Return the ends of the steep parts of outputs that read this input alone, in ascending order."""
     parts = (part for part in stage.parts if np.flatnonzero(part.reads).tolist() == [axis])
     return np.unique(np.concatenate([np.zeros(0), *(_steep_ends(part.enclosure, box, axis) for part in parts)]))
 
 
 def _steep_ends(enclosure: Callable[[Interval], Interval], box: Box, axis: int) -> Float[np.ndarray, " ends"]:
-    """The box is cut into parts along the axis, and the first and the last that are not flat again."""
+    """Return the first and the last point of the axis at which the enclosure is not flat.
+
+    The box is cut into parts along the axis. The first and the last part that are not flat are cut again.
+    """
     edges = np.array([box.lo[axis], box.hi[axis]])[None]
     whole = enclosure(Interval(box.lo[None], box.hi[None]))
     flat = FLAT_PART * (whole.hi - whole.lo)
@@ -199,7 +210,7 @@ def _steep_ends(enclosure: Callable[[Interval], Interval], box: Box, axis: int) 
 def cut_at(
     breaks: Sequence[Float[np.ndarray, " breaks"]], cells: Interval
 ) -> tuple[Interval, Int[np.ndarray, " pieces"]]:
-    """The pieces of cells, cut at the breaks of every axis that are inside; and the cell of each."""
+    """Cut cells at the breaks of every axis that lie inside. Return the pieces, and the number of the cell of each."""
     lo, hi, cell = cells.lo, cells.hi, np.arange(len(cells))
     for axis, points in enumerate(breaks):
         first, last = np.searchsorted(points, lo[:, axis], "right"), np.searchsorted(points, hi[:, axis], "left")

@@ -1,7 +1,7 @@
 """The error at finitely many points, each of them proved: the claim of a table.
 
 A point is a cell of width 0. The value of the network there is enclosed as on any cell (`kinds.taylor`), and the
-rounding of engines is added; no sample of the network is taken on trust.
+rounding of engines is added. The network is not evaluated in floating point.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ MAX_STORED = 2**20  # the most numbers of a table that a certificate repeats for
 def constants(
     values: Float[np.ndarray, "points outputs"], centres: np.ndarray, radii: np.ndarray, degree: int
 ) -> Taylor:
-    """The values that a stage should have at cells of width 0, in their order, as polynomials."""
+    """Return the values that a stage should have at cells of width 0, in the order of the cells, as polynomials."""
     mid = np.zeros((*values.shape, num_monomials(centres.shape[1], degree)))
     mid[:, :, 0] = values
     return Taylor(mid, np.zeros_like(mid), np.zeros(values.shape))
 
 
 class PointProver(Prover):
-    """All points of a table, one after the other."""
+    """Proves the error at all points of a table."""
 
     name = "points"
 
@@ -51,11 +51,14 @@ class PointProver(Prover):
         return target.check_points() is not None
 
     def prove(self, program: Program, target: Target, request: ProofRequest) -> Proof:
-        """ProgramError where it is not one stage, or time runs out: a part of a table proves nothing about the rest."""
+        """Prove all points. Raise ProgramError if the program is not one stage, or if time runs out.
+
+        There is no incomplete proof: bounds at some points imply nothing about the others.
+        """
         points, found = target.check_points(), stages(program)
         if points is None or len(found) != 1 or found[0][0].constant.mid.shape != (target.num_outputs,):
             raise ProgramError(
-                f"the outputs are read from {len(found)} query tokens; a proof is for one that makes them all"
+                f"the outputs are read from {len(found)} query tokens; a table is proved if one token makes them all"
             )
         (stage, outputs), (rounds,) = found[0], roundings(program)
         rounding = StageRounding(stage, rounds, request.truncation, spare=POINT_ROUNDING)
@@ -81,6 +84,6 @@ class PointProver(Prover):
 
 
 def _table(points: np.ndarray, values: np.ndarray) -> tuple[tuple[float, ...], ...]:
-    """Every point with its values, unless they are too many to store."""
+    """Return every point with its values, or nothing if they are too many to store."""
     rows = np.hstack([points, values])
     return tuple(map(tuple, rows.tolist())) if rows.size <= MAX_STORED else ()

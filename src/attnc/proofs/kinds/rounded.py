@@ -1,4 +1,4 @@
-"""The rounding of engines and the room for the checker, added to the bounds of any kind in one place."""
+"""The rounding of engines and the room for the checker: both are added here, to the bounds of any kind."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ SMALL_ROUNDING = 1e-3  # a rounding below this part of the goal is not made shar
 
 @dataclass(frozen=True, eq=False)
 class StageRounding:
-    """Bounds of |computed − exact| for one attention stage; engines may be off by `truncation` besides."""
+    """Bounds of |computed − exact| for one attention stage. `truncation` is a further error that engines may have."""
 
     stage: OneStage
     roundings: Roundings
     truncation: float = 0.0
-    level: float = 0.0  # about the largest rounding at points: no smaller goal is set for a kind
+    level: float = 0.0  # about the largest rounding at points; this part of the goal is left to rounding
     spare: float = STAGE_ROUNDING  # the factor that leaves room for the checker
 
     def over(
         self, centres: np.ndarray, radii: np.ndarray, enough: np.ndarray | float = np.inf, *, for_any_weights: bool
     ) -> Float[np.ndarray, "cells outputs"]:
-        """Bounds over cells, with room for the checker, and made no sharper than `enough` asks for.
+        """Return bounds over cells, with room for the checker. A bound is not sharpened once it is at most `enough`.
 
         With `for_any_weights` the error of the weights is left out, because the kind covers it.
         """
@@ -45,7 +45,7 @@ class StageRounding:
         )
 
     def at(self, points: Float[np.ndarray, "points d"]) -> Float[np.ndarray, "points outputs"]:
-        """The rounding at points, without room for the checker."""
+        """Return the rounding at points, without room for the checker."""
         return rounding_bounds(self.stage, self.roundings, points, np.zeros_like(points), truncation=self.truncation)
 
 
@@ -71,8 +71,8 @@ class RoundedKind(Kind):
             return self._sum(found, rounding, rounding)
         level = self.rounding.level
         found = self.kind.bounds(centres, radii, Goal(goal.value - level, goal.growth)).enlarged(1 + LEAF_ROOM)
-        # A cell without room for rounding must be halved: a sharp bound gains nothing there. Where there is much room,
-        # it is not used up: the ledger is to show the true cost of rounding.
+        # A cell that misses the goal before rounding is added must be halved in any case, so its rounding is not
+        # sharpened. A cell far below the goal gets a sharp rounding too, so that the ledger shows its true cost.
         used, enough = found.upper.max(axis=1), np.full(len(centres), np.inf)
         is_open, least = used < goal.value, SMALL_ROUNDING * goal.value
         enough[is_open] = np.clip(goal.value - used[is_open], least, max(least, level))
@@ -84,7 +84,7 @@ class RoundedKind(Kind):
         return Bounds(up(found.upper + rounding), terms, found.seen, floor)
 
     def _unexpected(self, centres: np.ndarray, upper: np.ndarray, goal: Goal) -> Float[np.ndarray, "cells outputs"]:
-        """The rounding above the level at the centres of the cells that miss the goal: no halving removes it."""
+        """Return the rounding above the level at the centres of cells that miss the goal: halving cannot remove it."""
         found, misses = np.zeros(upper.shape), np.flatnonzero(upper.max(axis=1) > goal.value)
         if len(misses):
             found[misses] = np.maximum(0.0, self.rounding.at(centres[misses]) - self.rounding.level)

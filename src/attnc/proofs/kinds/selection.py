@@ -6,9 +6,9 @@ Theorem.  Let X be a box, g > 0, and let X_k ⊆ X contain {x ∈ X : s_k(x) ≥
 Proof.    f − A = Σ p_k(f − v_k). Where x ∈ X_k the factor is at most the first term, and the p_k sum to 1. Where
           x ∉ X_k, some s_j(x) > s_k(x) + g, so p_k ≤ e^{−g}; a key that is behind all over X has p_k ≤ e^{s_k − s_j}.
 
-The X_k are boxes: each half-space s_k − s_j ≥ −g cuts every axis. Nothing depends on how near keys share the weight, so
-the bound holds for weights of scores that are off by δ, too, with g + 2δ in place of g in the half-spaces.
-Several heads: the sum of the hulls of the values of their near keys.
+The X_k are boxes: each half-space s_k − s_j ≥ −g cuts every axis. The bound does not depend on how near keys share the
+weight. So with g + 2δ in place of g in the half-spaces, it also holds for the weights of scores that are off by δ.
+For several heads, the hulls of the values of their near keys are added.
 """
 
 from __future__ import annotations
@@ -39,12 +39,15 @@ CUTS_PER_BLOCK = 2**18  # pairs of keys whose half-spaces are cut at a time: 2 M
 
 @dataclass(frozen=True, eq=False)
 class SelectionKind(Kind):
-    """The values of the keys that can win on the cell; with `roundings`, also for the weights that engines compute."""
+    """f against the values of the keys that can win on the cell.
+
+    With `roundings` the bounds also hold for the weights that engines compute.
+    """
 
     stage: OneStage
     target: Target
     roundings: Roundings | None = None
-    outputs: Int[np.ndarray, " outputs"] | None = None  # those of the target that the stage makes: all, by default
+    outputs: Int[np.ndarray, " outputs"] | None = None  # the outputs of the target that the stage makes; None: all
     name = "selection"
 
     @property
@@ -65,16 +68,16 @@ class SelectionKind(Kind):
         radii: Float[np.ndarray, "boxes d"],
         errors: Float[np.ndarray, " heads"],
     ) -> Float[np.ndarray, "boxes outputs"]:
-        """Upper bounds of |f − stage| over the boxes centre ± radius, for all weights of scores within these errors.
+        """Return upper bounds of |f − stage| over the boxes centre ± radius, for scores that are off by these errors.
 
-        With those of `rounding.stage.score_errors` it covers the weights that engines compute. The boxes lie in the
-        target's box.
+        With the errors of `rounding.stage.score_errors` they cover the weights that engines compute. The boxes lie in
+        the target's box.
         """
         stage, target = self.stage, self.target
         outputs = np.arange(target.num_outputs) if self.outputs is None else self.outputs
         if len(outputs) != len(stage.constant.mid):
             raise InputError(
-                f"the stage has {len(stage.constant.mid)} outputs, {len(outputs)} of the target were named"
+                f"the stage has {len(stage.constant.mid)} outputs, but {len(outputs)} outputs of the target were given"
             )
         if not len(centres):
             return np.zeros((0, len(stage.constant.mid)))
@@ -88,7 +91,7 @@ class SelectionKind(Kind):
 
 @dataclass(frozen=True, eq=False)
 class _Winners:
-    """One head: each near key is held against f where it can win, and not elsewhere."""
+    """One head: the value of each near key is compared with f where the key can win, and not elsewhere."""
 
     selection: NearValues
     stage: OneStage
@@ -117,7 +120,7 @@ class _Winners:
         return bounds
 
     def _gaps(self, batch: NearPairs, whole: np.ndarray, farthest: np.ndarray) -> Float[np.ndarray, " boxes"]:
-        """g for each box: the leak is then about CELL_LEAK_SHARE of the rest of the bound."""
+        """Return g for each box, chosen so that the leak is about CELL_LEAK_SHARE of the rest of the bound."""
         counts = np.bincount(batch.row, minlength=len(batch.boxes))
         with np.errstate(divide="ignore", invalid="ignore"):
             share = CELL_LEAK_SHARE * whole.max(axis=1) / farthest.max(axis=1)
@@ -127,7 +130,7 @@ class _Winners:
     def _won(
         self, batch: NearPairs, is_near: Bool[np.ndarray, " pairs"], gaps: np.ndarray, whole: np.ndarray
     ) -> Float[np.ndarray, "boxes outputs"]:
-        """max_k sup_{X_k} |f − v_k|, or the bound by hulls where there are too many near keys."""
+        """Return max_k sup_{X_k} |f − v_k|, or the bound by hulls where there are too many near keys."""
         row, key = batch.row[is_near], batch.key[is_near]
         counts = np.bincount(row, minlength=len(batch.boxes))
         found = np.where((counts <= MOST_WINNERS)[:, None], -np.inf, whole)
@@ -146,8 +149,9 @@ class _Winners:
     def _where_winning(
         self, boxes: np.ndarray, keys: np.ndarray, gaps: np.ndarray
     ) -> tuple[Float[np.ndarray, "rows size d"], Float[np.ndarray, "rows size d"]]:
-        """X_k for every key of every row: with y = x − c, (s_k − s_j)(c) + Σ (a_k − a_j)_i y_i ≥ −g cuts axis i at
+        """Return X_k for every key of every row.
 
+        With y = x − c, the half-space (s_k − s_j)(c) + Σ (a_k − a_j)_i y_i ≥ −g cuts axis i at
         |y_i| = (g + (s_k − s_j)(c) + Σ_{l≠i} |a_k − a_j|_l r_l) / |a_k − a_j|_i, on the side where the sum falls.
         """
         scores = self.selection
@@ -169,8 +173,8 @@ class _Winners:
     def _deviation(self, cells: Interval, keys: Int[np.ndarray, " cells"]) -> Float[np.ndarray, "cells outputs"]:
         """Bound |f(x) − values − slopes·x| over the cells, with the value and the slope of one key for each cell.
 
-        The bound is by the ranges of both; and, where gradients G of an expression are known, by the mean value form
-        |f(c) − values − slopes·c| + Σ_i |G_i − slopes_i|·reach_i, in which both move together.
+        The bound is the distance of the two ranges. Where gradients G of an expression are known, it is at most the
+        mean value form |f(c) − values − slopes·c| + Σ_i |G_i − slopes_i|·reach_i, in which equal slopes cancel.
         """
         selection, linear, target = self.selection, self.stage.linear, self.target
         values = selection.constants[keys] + interval(self.stage.constant)

@@ -1,13 +1,14 @@
 """Tail leaves: the error of a one-dimensional stage on a half-line, by the limits of its weights.
 
-On x = ±(R + t), t ≥ 0, the key of the steepest score wins. Let T be the keys that share the largest slope; the weight
-of any other, at a distance Δ_k > 0 in slope, is at most e_k·e^{−Δ_k t}, e_k its weight relative to T at t = 0. So
+On x = ±(R + t), t ≥ 0, the key of the steepest score wins. Let T be the keys that share the largest slope. The weight
+of any other key, at a distance Δ_k > 0 in slope, is at most e_k·e^{−Δ_k t}, with e_k its weight relative to T at t = 0.
+So
 
     A = Σ_{k∈T} π_k·value_k + Σ_{k∉T} p_k (value_k − mean of T),    |p_k| ≤ e_k e^{−Δ_k t},
 
-the first sum is affine in t, and for values affine in t each term of the second has its largest size at
-t = max(0, 1/Δ_k − |u_0|/|u_1|), where |u_0| + |u_1|t bounds the difference. The expression is affine, too, up to a
-remainder; the bound is finite only where both have exactly the same slope.
+where the first sum is affine in t. If values are affine in t, and |u_0| + |u_1|t bounds the difference, each term of
+the second sum is largest at t = max(0, 1/Δ_k − |u_0|/|u_1|). The expression is also affine, up to a remainder. The
+bound is finite only if both have exactly the same slope.
 
 An expression of one variable on a half-line is an affine function and a remainder that falls exponentially. A
 sub-expression is either p + q·t + r(t) with |r(t)| ≤ error·e^{−rate·t} (`Tail`), or a function that grows at least
@@ -46,7 +47,7 @@ OUTSIDE = "is not defined on all of the half-line"
 
 @dataclass(frozen=True, eq=False)
 class TailKind(Kind):
-    """Half-lines: on the side −1 or 1 the cell of a centre is all that lies beyond it, and its radius is infinite."""
+    """Half-lines. The cell of a centre is everything beyond it on the side −1 or 1, and its radius is infinite."""
 
     stage: OneStage
     expression: Expression
@@ -59,9 +60,9 @@ class TailKind(Kind):
 
 
 def tail_bound(stage: OneStage, expression: Expression, side: int, R: float) -> Float[np.ndarray, " outputs"]:
-    """Bound |f(x) − stage(x)| over all x ≥ R (side = 1) or all x ≤ −R (side = −1); ∞ where there is no bound."""
+    """Bound |f(x) − stage(x)| over all x ≥ R (side = 1) or all x ≤ −R (side = −1). It is ∞ where there is no bound."""
     if stage.linear.mid.shape[1] != 1:
-        raise InputError(f"tails are of stages of one variable; this one has {stage.linear.mid.shape[1]}")
+        raise InputError(f"only a stage of one variable has tails; this one has {stage.linear.mid.shape[1]} variables")
     tails = expression_tails(expression, side, R)
     if len(tails) != len(stage.constant.mid):
         raise InputError(f"the expression has {len(tails)} outputs, the stage {len(stage.constant.mid)}")
@@ -78,7 +79,7 @@ def tail_bound(stage: OneStage, expression: Expression, side: int, R: float) -> 
 
 
 def _affine(constant: Enclosed, slopes: Enclosed | None, side: int, R: float) -> tuple[Interval, Interval]:
-    """(value at t = 0, slope in t) of constant + slopes·x."""
+    """Return the value at t = 0 and the slope in t of constant + slopes·x."""
     if slopes is None:
         return interval(constant), Interval.point(np.zeros(constant.mid.shape))
     slope = interval(slopes[..., 0]) * float(side)
@@ -86,17 +87,17 @@ def _affine(constant: Enclosed, slopes: Enclosed | None, side: int, R: float) ->
 
 
 def _limit(head: SoftHead[Enclosed], side: int, R: float) -> tuple[Interval, Interval, Float[np.ndarray, " outputs"]]:
-    """(start, slopes, remainder): the head is start + slopes·t, up to the remainder."""
+    """Return (start, slopes, remainder): the head is start + slopes·t, up to the remainder."""
     offsets, steepness = _affine(head.offsets, head.slopes, side, R)
     start, slopes = _affine(head.values, head.carried, side, R)
     best = int(np.argmax(steepness.lo))
     top = is_same_number(steepness, steepness[best])
-    top[best] = True  # alone, where its enclosure is no point
+    top[best] = True  # if its enclosure is not a point, it is the only key of T
     weights = _softmax(offsets[top])
     mean, slope = _mean(weights, start[top]), _mean(weights, slopes[top])
     if top.all():
         return mean, slope, np.zeros(mean.shape)
-    # log Σ_T e^{offset} is the offset of any of its keys less the logarithm of its weight.
+    # log Σ_T e^{offset} is the offset of any key of T minus the logarithm of its weight.
     first = int(np.argmax(offsets[top].lo))
     reference = offsets[top][first] - elementary.log(weights[first])
     gaps = (Interval.point(steepness.lo[best]) - steepness[~top]).lo[:, None]
@@ -111,7 +112,7 @@ def _limit(head: SoftHead[Enclosed], side: int, R: float) -> tuple[Interval, Int
 
 
 def _softmax(scores: Interval) -> Interval:
-    """The weights of the scores; exactly 1 for a single one."""
+    """Return the weights of the scores: exactly 1 for a single one."""
     if len(scores) == 1:
         return Interval.point(np.ones(1))
     weights = elementary.exp(scores - scores.hi.max())
@@ -119,7 +120,7 @@ def _softmax(scores: Interval) -> Interval:
 
 
 def _mean(weights: Interval, values: Interval) -> Interval:
-    """Σ weights·values over the first axis; exactly the value where all are one number."""
+    """Return Σ weights·values over the first axis: exactly the value if all values are one number."""
     total = reduce(operator.add, (weights[k] * values[k] for k in range(len(weights))))
     lo, hi = values.lo.min(axis=0), values.hi.max(axis=0)
     return Interval(np.maximum(total.lo, lo), np.minimum(total.hi, hi))
@@ -151,7 +152,7 @@ class Tail:
         return Tail(-self.p, -self.q, self.error, self.rate)
 
     def below(self, sign: int) -> GrowingTail:
-        """A lower bound of sign·value; it grows only if its rate is positive."""
+        """Return a lower bound of sign·value. It grows only if its rate is positive."""
         a = self if sign > 0 else -self
         return GrowingTail(sign, float(down(a.p.lo - a.error)), float(a.q.lo))
 
@@ -174,7 +175,7 @@ Known = Tail | GrowingTail
 
 
 class _NoRule(Exception):
-    """No rule bounds this sub-expression; the text completes "cannot bound the tail of …: it"."""
+    """No rule bounds this sub-expression. The message completes "cannot bound the tail of …: it"."""
 
 
 def expression_tails(expression: Expression, side: int, R: float) -> list[Tail]:
@@ -184,7 +185,7 @@ def expression_tails(expression: Expression, side: int, R: float) -> list[Tail]:
     """
     if len(expression.variables) != 1 or side not in (1, -1) or not math.isfinite(R):
         raise InputError(
-            f"tails are of expressions of one variable, on x ≥ R (side 1) or x ≤ −R (side −1) with a finite R; found "
+            f"a tail needs an expression of one variable, on x ≥ R (side 1) or x ≤ −R (side −1) with a finite R; found "
             f"{len(expression.variables)} variable(s), side {side!r}, R = {R!r}"
         )
     steps, outputs = expression.schedule
@@ -241,17 +242,17 @@ def _known(node: tree.Node, a: Sequence[Known], variable: Tail) -> Known:
 
 
 def _plus(a: float, b: float) -> float:
-    """a + b ≥ 0 rounded up, exact if one is 0."""
+    """Return a + b ≥ 0 rounded up, exactly if one of them is 0."""
     return a + b if a == 0 or b == 0 else float(up(a + b))
 
 
 def _times(a: float, b: float) -> float:
-    """a·b ≥ 0 rounded up, exact if one is 0."""
+    """Return a·b ≥ 0 rounded up, exactly if one of them is 0."""
     return 0.0 if a == 0 or b == 0 else float(up(a * b))
 
 
 def growing(a: Known) -> GrowingTail | None:
-    """The growth of a function whose slope has a sign; None if it is bounded or its growth is not known."""
+    """Return the growth of a function whose slope has a sign, or None if it is bounded or its growth is not known."""
     if isinstance(a, GrowingTail):
         return a
     return next((found for found in (a.below(1), a.below(-1)) if found.rate > 0), None)
@@ -262,7 +263,7 @@ def _sum(a: Known, b: Known) -> Known:
         return Tail(a.p + b.p, a.q + b.q, _plus(a.error, b.error), min(a.rate, b.rate))
     grows, other = (a, b) if isinstance(a, GrowingTail) else (b, a)
     assert isinstance(grows, GrowingTail)
-    if isinstance(other, Tail):  # its remainder counts as a constant
+    if isinstance(other, Tail):  # its remainder is bounded by a constant
         other = other.below(grows.sign)
     rate = float(down(grows.rate + other.rate))
     if other.sign != grows.sign or rate <= 0:
@@ -295,7 +296,7 @@ def _product(a: Known, b: Known) -> Known:
 
 
 def _tail_product(a: Tail, b: Tail) -> Tail:
-    """r_a(p_b + q_b·t + r_b) + r_b(p_a + q_a·t) is the new remainder; one of the slopes is 0."""
+    """Multiply two tails, one of which has the slope 0: the remainder is r_a(p_b + q_b·t + r_b) + r_b(p_a + q_a·t)."""
     error, rate = _times(a.error, b.error), min(a.rate, b.rate)
     for one, other in ((a, b), (b, a)):
         if one.error == 0:
@@ -358,7 +359,7 @@ def _call(name: str, a: Sequence[Known]) -> Known:
 
 
 def _at_bounded(name: str, a: Tail) -> Tail:
-    """g(p + r) = g(p) + G·r with G a slope of g on all values."""
+    """Apply a function to a bounded tail: g(p + r) = g(p) + G·r, with G a slope of g on the range of the argument."""
     function, values = FUNCTIONS[name], a.range
     if function.domain is not None and np.any(function.domain.may_leave([values])):
         raise _NoRule(OUTSIDE)

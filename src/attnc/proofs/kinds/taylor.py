@@ -5,11 +5,11 @@ Theorem.  On {c + rτ : τ ∈ [−1, 1]^d} let f = T_f ± R_f, and each head A 
               |A − v0 − Q| ≤ (Σ_{|j|≤2m} |(ν − Q·δ)_j| + R_N + ‖Q‖₁ R_D)/D_lo,
           and sup |f − stage| ≤ max |T_f − b − B·x − Σ_h (v0 + Q)| + R_f + the sum of these over the heads.
 Proof.    A − v0 − Q = (N − Q·D)/D, and N − Q·D = (ν − Q·δ) + (N − ν) − Q·(D − δ).
-Q is the series quotient ν/δ as it is stored, so that the first sum is of rounding and of terms of degree > m.
+Q is the series quotient ν/δ as it is stored. So the first sum consists of rounding, and of terms of degree > m.
 
-At a kink f has no Taylor polynomial: there, on tiny cells, T_f is a mean value form, f by its gradients over the cell.
-If only values of f are known, and a bound of its slopes or curvature, T_f is the multilinear interpolant at the corners
-of the cell, up to an error that these constants bound (the theorem is that of `FunctionTarget`). Corners are floats of
+At a kink f has no Taylor polynomial. There, on tiny cells, T_f is a mean value form: f(c) and the gradients over the
+cell. If only values of f are known, and a bound of its slopes or curvature, T_f is the multilinear interpolant at the
+corners of the cell. Its error is bounded by these constants (the theorem is in `FunctionTarget`). Corners are floats in
 the box between which the cell lies.
 """
 
@@ -41,7 +41,7 @@ from attnc.targets.function_target import FunctionTarget
 
 _BATCH = 2**22  # coefficients that are held at a time: 32 MB
 _CHUNK = 2**19  # numbers in the sums over keys that are held at a time: 4 MB, which stay in the cache
-MEAN_VALUE_ORDER = 3  # the order for the network, on cells that are small because f is known to first order only
+MEAN_VALUE_ORDER = 3  # the order of the network's polynomials at kinks; cells are small, as f has first order only
 _ORDERS = {1: (6, 8, 10, 12, 14, 16), 2: (6, 8, 10, 12, 14, 16), 3: (4, 6, 8, 10, 12), 4: (4, 6, 8)}
 """Orders that are tried, by the number of variables."""
 DEGREES = (2, 3, 4, 6)
@@ -55,12 +55,12 @@ _MOST_AT_ONCE = 12  # log₂ of the largest number of cells to start from: those
 
 
 Model = Callable[[np.ndarray, np.ndarray, int], Taylor]
-"""(centres, radii, degree) → polynomials of f on every cell, with their errors."""
+"""A function of (centres, radii, degree) that returns polynomials of f on every cell, with their errors."""
 
 
 @dataclass(frozen=True, eq=False)
 class TaylorKind(Kind):
-    """A model of f against Taylor polynomials of the network, of one degree; no bound where the model has none."""
+    """A model of f against Taylor polynomials of the network, of one degree. Where the model has no bound, it is ∞."""
 
     stage: OneStage
     model: Model
@@ -69,14 +69,14 @@ class TaylorKind(Kind):
 
     @classmethod
     def of(cls, stage: OneStage, expression: Expression, degree: int) -> TaylorKind:
-        """Taylor polynomials on both sides: no bound where the expression has a kink inside the cell."""
+        """Return the kind with Taylor polynomials of f. It has no bound if f has a kink inside the cell."""
         return cls(stage, functools.partial(taylor, expression), degree)
 
     @classmethod
     def at_kinks(cls, stage: OneStage, expression: Expression, box: Box) -> TaylorKind:
-        """The expression by its gradients over the cell, at a kink by the hull of both sides.
+        """Return the kind that encloses f by its gradients over the cell, at a kink by the hull of both sides.
 
-        It is stored as a Taylor leaf: a checker that finds a kink inside the cell does the same.
+        It is stored as a Taylor leaf, because a checker that finds a kink inside the cell does the same.
         """
         return cls(stage, functools.partial(mean_value_model, expression, box), MEAN_VALUE_ORDER)
 
@@ -90,25 +90,25 @@ class TaylorKind(Kind):
 
 
 class InterpolantKind(TaylorKind):
-    """Interpolants of f. A leaf does not state their degree: without the code of f no checker can prove it again."""
+    """Interpolants of f. A leaf states no degree, because no checker can prove it again without the code of f."""
 
     name = "interpolant"
     order = None
 
     @classmethod
     def at_corners(cls, stage: OneStage, target: FunctionTarget, degree: int) -> InterpolantKind:
-        """Multilinear interpolants at the corners: their degree is at least the number of variables."""
+        """Return the kind with multilinear interpolants at the corners, of a degree ≥ the number of variables."""
         return cls(stage, functools.partial(interpolant, target), max(degree, target.box.d))
 
 
 def taylor_bounds(
     stage: OneStage, f: Taylor, centres: np.ndarray, radii: np.ndarray, order: int, goal: Goal = SHARP
 ) -> Bounds:
-    """Upper bounds of |f − stage| over every box {c + rτ}, for every output; ∞ where there is none.
+    """Return upper bounds of |f − stage| over every box {c + rτ}, for every output, ∞ where there is none.
 
-    The term "approximation" bounds the difference of the Taylor polynomials, and "remainder" all else; the floor is the
-    part of it that smaller boxes would not remove. Bounds are made no sharper than the goal asks for. Boxes that are
-    neighbours should stand next to each other.
+    The term "approximation" bounds the difference of the Taylor polynomials, and "remainder" everything else. The floor
+    is the part of the remainder that smaller boxes would not remove. Bounds are not sharpened beyond the goal. Boxes
+    that are neighbours should be adjacent in the arrays.
     """
     boxes, outputs, count = f.mid.shape
     expected = (len(stage.constant.mid), num_monomials(centres.shape[1], order))
@@ -139,12 +139,12 @@ def taylor_bounds(
 def _differences(
     stage: OneStage, f: Taylor, centres: np.ndarray, radii: np.ndarray, order: int, goal: Goal
 ) -> tuple[Float[np.ndarray, "boxes outputs"], ...]:
-    """Bounds of the polynomial and of the remainder, the part of that due to rounding, and the largest value seen."""
+    """Return bounds of the polynomial, of the remainder and of its rounding, and the largest value seen."""
     boxes, outputs, _ = f.mid.shape
     d = centres.shape[1]
     space = layout(d, order)
     difference = np.ascontiguousarray(f.mid.transpose(2, 1, 0))
-    size = np.abs(difference).sum(axis=0)  # the sum of all sizes, for its rounding
+    size = np.abs(difference).sum(axis=0)  # the sum of all absolute values, to which rounding is relative
     b, slopes = stage.constant, stage.linear
     reach = np.abs(centres) + radii
     rounding = f.radius.sum(axis=2).T + b.radius[:, None] + slopes.radius @ reach.T
@@ -172,7 +172,10 @@ def _differences(
 
 @dataclass(frozen=True, eq=False)
 class HeadModel:
-    """|A − shift − Q| ≤ error on the cube; Q in the variables `axes`, size = |shift| + ‖Q‖₁; `rounding` ≤ error."""
+    """|A − shift − Q| ≤ error on the cube, with Q in the variables `axes`.
+
+    `size` is |shift| + ‖Q‖₁, and `rounding` is the part of the error that does not shrink with the box.
+    """
 
     axes: np.ndarray
     shift: Float[np.ndarray, "outputs boxes"]
@@ -184,12 +187,12 @@ class HeadModel:
 
 @functools.lru_cache(maxsize=4)
 def prepared(stage: OneStage) -> tuple[KeyMoments, ...]:
-    """The keys of every head, on the axes along which their slopes differ."""
+    """Return the keys of every head, restricted to the axes along which their slopes differ."""
     return tuple(map(KeyMoments.of, stage.heads))
 
 
 def head_model(head: KeyMoments, centres: np.ndarray, radii: np.ndarray, order: int) -> HeadModel:
-    """The Taylor model of one head on every box, in chunks of boxes that stay in the cache."""
+    """Return the Taylor model of one head on every box, in chunks of boxes that stay in the cache."""
     space = layout(len(head.axes), order)
     chunk = max(1, _CHUNK // head.numbers(space))
     with np.errstate(all="ignore"):
@@ -210,9 +213,9 @@ def mean_value_model(
     radii: Float[np.ndarray, "cells d"],
     order: int,
 ) -> Taylor:
-    """f(c + rτ) = f(c) + Σ_i g_i r_i τ_i with g in the gradients over the cell; or the middle of the range.
+    """Return f(c + rτ) = f(c) + Σ_i g_i r_i τ_i with g in the gradients over the cell, or the middle of the range of f.
 
-    The second where it is the better of the two, as for √x at 0. Only that part of the cell counts which is in the box.
+    The middle is taken where its error is smaller, as for √x at 0. Only the part of the cell that is in the box counts.
     """
     cells = cells_within(box, centres, radii)
     ranges, gradients = expression.ranges_and_gradients(cells, violations="infinite")
@@ -235,7 +238,7 @@ def mean_value_model(
 def interpolant(
     target: FunctionTarget, centres: Float[np.ndarray, "cells d"], radii: Float[np.ndarray, "cells d"], order: int
 ) -> Taylor:
-    """f(c + rτ) = Σ_{j ∈ {0,1}^d} p_j τ^j ± the error of interpolation, with enclosed p_j."""
+    """Return f(c + rτ) = Σ_{j ∈ {0,1}^d} p_j τ^j ± the error of interpolation, with enclosed p_j."""
     n, d = centres.shape
     cells = cells_within(target.box, centres, radii)
     lo, hi, c, r = (Interval.point(array) for array in (cells.lo, cells.hi, centres, radii))
@@ -265,10 +268,10 @@ def choose_order(
     *,
     orders: Sequence[int] | None = None,
 ) -> tuple[int, int]:
-    """The order whose leaves cost least, for bounds of at most `goal`, and a level from which to start.
+    """Return the order whose leaves cost least for bounds of at most `goal`, and a level from which to start.
 
-    For every order, the coarsest level is found at which most of a few random cells meet the goal; the cost of a leaf
-    is nearly linear in the number of monomials.
+    For every order, the coarsest level is found at which most of a few random cells meet the goal. The cost of a leaf
+    is taken to be linear in the number of monomials.
     """
     d = box.d
     tried = tuple(orders) if orders is not None else _ORDERS.get(d, (3, 4))
@@ -284,7 +287,7 @@ def choose_order(
 
 
 def _coarsest(kind: Kind, box: Box, places: np.ndarray, goal: Goal, finest: int) -> int | None:
-    """The coarsest level at which most cells meet the goal; None if that is beyond `finest`."""
+    """Return the coarsest level at which most cells meet the goal, or None if it is beyond `finest`."""
     level = np.repeat(np.arange(finest + 1), len(places))
     index = np.floor(np.tile(places, (finest + 1, 1)) * 2.0 ** level[:, None]).astype(np.int64)
     found = kind.bounds(*cell_boxes(box, level, index), goal)
