@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from attnc.constructions.built import Built
+from attnc.constructions.built import Built, Progress
 from attnc.constructions.catalogue import CATALOGUE
 from attnc.constructions.construction import MAX_ANCHORS, MAX_BYTES, Construction, Estimate, Request, exponent
 from attnc.errors import AttncError, BoundNotMet, InputError, ProgramError, real_number
@@ -32,6 +32,7 @@ def plan(
     norm: float | str = "inf",
     max_anchors: int = MAX_ANCHORS,
     max_bytes: int = MAX_BYTES,
+    progress: Progress | None = None,
 ) -> list[Estimate]:
     """List the cost of every construction for this eps, the cheapest by `criterion` first.
 
@@ -41,7 +42,7 @@ def plan(
 
     Parameters
     ----------
-    source, box, eps, dtype, criterion, lipschitz, hessian_bound, norm, max_anchors, max_bytes
+    source, box, eps, dtype, criterion, lipschitz, hessian_bound, norm, max_anchors, max_bytes, progress
         The same as for `attnc.compile`.
 
     Returns
@@ -65,8 +66,12 @@ def plan(
     """
     request = Request(real_number("eps", eps), dtype, exponent(norm), max_anchors, max_bytes, criterion=criterion)
     target = as_target(source, box, lipschitz, request.p, hessian_bound)
+    rows = list[Estimate]()
     with one_thread():
-        rows = [estimate(construction, target, request) for construction in CATALOGUE]
+        for done, construction in enumerate(CATALOGUE):
+            if progress is not None:
+                progress(f"planning {construction.name}", done / len(CATALOGUE))
+            rows.append(estimate(construction, target, request))
     return [*cheapest(rows, request.criterion), *(row for row in rows if row.why_not is not None)]
 
 

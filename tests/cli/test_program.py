@@ -108,11 +108,40 @@ def test_quiet(run, net: Path, tmp_path: Path) -> None:
     assert run("info", net).out, "quiet is not kept for the next command"
 
 
+STEP = re.compile(r"^ +\d+\.\d\d s  (.*)$", re.MULTILINE)
+
+
+def test_verbose_steps_of_other_commands(run, net: Path, tmp_path: Path) -> None:
+    table = tmp_path / "data.csv"
+    table.write_text("x,y\n" + "\n".join(f"{i},{2 * i + 1}" for i in range(8)), encoding="utf-8")
+    for words, steps in {
+        ("plan", "sin(x)", "--box", "x=0:1"): ["planning", "planning compose", "done"],
+        ("plot", net, "--out", tmp_path / "f.svg"): ["loading", "drawing", "done"],
+        ("verify", net): ["re-proving the bound in a separate process", "done"],
+        ("export", net, "--to", "onnx", "--out", tmp_path / "f.onnx"): ["loading", "writing and comparing", "done"],
+        ("diagnose", net): ["loading", "diagnosing", "done"],
+        ("icl", "linear", "--csv", table, "--output", "y"): [
+            *("reading the table", "fitting by attention", "fitting by scikit-learn", "comparing", "done"),
+        ],
+    }.items():
+        ran = run(*words, "-v")
+        assert ran.code == 0, ran.err
+        printed = STEP.findall(ran.err)
+        assert [step for step in printed if step in steps] == steps, printed
+        assert not STEP.search(ran.out), "steps are for stderr"
+
+
+def test_flags_have_no_type_in_help(run) -> None:
+    for words in ((), ("lab",), ("compile",), ("lab", "run")):
+        assert "bool" not in run(*words, "-h").out
+
+
 def test_verbose(run, net: Path) -> None:
     """Steps with their times on stderr, in a pipe too; the traceback of an error."""
     ran = run("compile", "sin(x)", "--box", "x=0:1", "-v")
     assert ran.code == 0
-    assert re.search(r"^ +\d+\.\d\d s  observing$", ran.err, re.MULTILINE)
+    assert STEP.findall(ran.err)[0] == "compiling"
+    assert {"observing", "done"} <= set(STEP.findall(ran.err))
     failed = run("compile", "sin(x", "--box", "x=0:1", "-v")
     assert failed.code == 2
     assert "Traceback" in failed.err
@@ -280,11 +309,11 @@ class Terminal(io.StringIO):
 
 
 def test_progress_shows_on_a_terminal_when_work_lasts(monkeypatch) -> None:
+    output.reset_volume()
     monkeypatch.setattr(sys, "stderr", Terminal())
     monkeypatch.setattr(output, "SHOW_PROGRESS_AFTER", 0.0)
     monkeypatch.setenv("TERM", "xterm")
-    with output.progress_bar() as progress:
-        assert progress is not None
+    with output.progress_bar("compiling") as progress:
         progress("sampling", 0.25)
         deadline = time.monotonic() + 10
         while "sampling" not in sys.stderr.getvalue() and time.monotonic() < deadline:
@@ -294,12 +323,15 @@ def test_progress_shows_on_a_terminal_when_work_lasts(monkeypatch) -> None:
 
 
 def test_short_work_and_pipes_show_no_progress(monkeypatch) -> None:
+    output.reset_volume()
     monkeypatch.setattr(sys, "stderr", Terminal())
     monkeypatch.setenv("TERM", "xterm")
-    with output.progress_bar() as progress:
-        assert progress is not None
+    with output.progress_bar("compiling") as progress:
         progress("sampling", 0.25)
     assert sys.stderr.getvalue() == ""
     monkeypatch.setattr(sys, "stderr", io.StringIO())
-    with output.progress_bar() as progress:
-        assert progress is None
+    monkeypatch.setattr(output, "SHOW_PROGRESS_AFTER", 0.0)
+    with output.progress_bar("compiling") as progress:
+        progress("sampling", 0.25)
+        time.sleep(0.2)
+    assert sys.stderr.getvalue() == ""

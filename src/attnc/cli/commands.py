@@ -15,6 +15,7 @@ from attnc.cli.options import (
     Criterion,
     ExpressionCommand,
     Force,
+    Group,
     Inputs,
     Json,
     MaxAnchors,
@@ -45,6 +46,7 @@ from attnc.cli.output import (
     print_parts,
     progress_bar,
     say,
+    step_lines,
     volume,
 )
 from attnc.cli.tables import read_source, read_text
@@ -72,6 +74,7 @@ MAX_TEXT_BYTES = 2**20
 """Size limit of the file of texts for `convert`, in bytes. It bounds the time of the measurement."""
 
 app = typer.Typer(
+    cls=Group,
     context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -165,12 +168,14 @@ def compile_command(
     options = {name: given[name] for name in COMPILE_OPTIONS if given[name] is not None} | {"norm": read_norm(norm)}
     if points_per_axis is not None:
         options["points_per_axis"] = read_counts(points_per_axis)
-    with progress_bar() as progress:
+    with progress_bar("compiling") as progress:
         command = command_line(expression, given)
         network = compile_network(source, box=ranges, progress=progress, command=command, **options)
         if out is not None:
+            progress("saving", 0.0)
             network.save(out)
         if plot is not None:
+            progress("drawing", 0.0)
             _draw(network, plot, source)
     written = [(name, str(path)) for name, path in (("saved", out), ("picture", plot)) if path is not None]
     if json_output:
@@ -220,8 +225,9 @@ def plan_command(
 
     source, ranges = read_source(expression, box or [], csv, inputs, output)
     limits = {} if max_anchors is None else {"max_anchors": max_anchors}
-    with progress_bar():
-        rows = plan(source, box=ranges, eps=eps, dtype=dtype, criterion=criterion, norm=read_norm(norm), **limits)
+    p = read_norm(norm)
+    with progress_bar("planning") as progress:
+        rows = plan(source, ranges, eps, dtype=dtype, criterion=criterion, norm=p, progress=progress, **limits)
     if json_output:
         print_json([{name: getattr(row, name) for name in PLAN_FIELDS} for row in rows])
         return
@@ -364,8 +370,9 @@ def plot_command(
     folder = net if net.name else net.resolve()  # "." has no name
     path = folder.with_name(f"{folder.name}.svg") if out is None else out
     _check_picture(path)
-    network = load(net)
-    with progress_bar():
+    with progress_bar("loading") as progress:
+        network = load(net)
+        progress("drawing", 0.0)
         _draw(network, path, output=output_index)
     if json_output:
         print_json({"name": str(net), "out": str(path)})
@@ -394,7 +401,9 @@ def verify_command(
     options += [] if processes is None else ["--processes", str(processes)]
     is_silent = volume() is Volume.QUIET and not json_output
     command = [sys.executable, "-m", "attnc_checker", *options, "--", str(net)]
-    raise typer.Exit(run_child(command, is_silent=is_silent))
+    with step_lines("re-proving the bound in a separate process"):  # which shows its progress itself
+        code = run_child(command, is_silent=is_silent)
+    raise typer.Exit(code)
 
 
 @app.command("export", cls=Command, epilog="Example:\n\nattnc export net --to onnx --out net.onnx")
@@ -418,7 +427,10 @@ def export_command(
 
     if to != "onnx":
         raise InputError(f"--to {to}: the only format is onnx")
-    parity = load(net).export_onnx(out, outside=outside)
+    with progress_bar("loading") as progress:
+        network = load(net)
+        progress("writing and comparing", 0.0)
+        parity = network.export_onnx(out, outside=outside)
     if json_output:
         print_json({"out": str(out), "to": to, "outside": outside, **parity._asdict()})
     else:
@@ -443,15 +455,15 @@ def convert_command(
     json_output: Json = False,
 ) -> None:
     """Replace every activation of a pretrained model by attention, and measure how much the outputs change."""
-    from attnc.converting import need_torch
+    with progress_bar("importing torch") as progress:
+        from attnc.converting import need_torch
 
-    need_torch()
-    from attnc.converting.huggingface import CONVERTED, convert_directory
+        need_torch()
+        from attnc.converting.huggingface import CONVERTED, convert_directory
 
-    check_writable(out, CONVERTED, force=force)
-    lines = None if texts is None else _texts(texts)
-    with progress_bar():
-        report = convert_directory(source, out, eps, texts=lines, strict=strict)
+        check_writable(out, CONVERTED, force=force)
+        lines = None if texts is None else _texts(texts)
+        report = convert_directory(source, out, eps, texts=lines, strict=strict, progress=progress)
     if json_output:
         print_json(report.as_json() | {"out": str(out)})
     else:
@@ -487,7 +499,7 @@ def demo_command(
     """Compile sin(x)+cos(y) at two accuracies, show a table, and draw pictures."""
     from attnc.demo import run_demo
 
-    run_demo(out, json_output=json_output, progress=progress_bar())
+    run_demo(out, json_output=json_output, progress=progress_bar("compiling"))
 
 
 def _show_version(wanted: bool) -> None:

@@ -9,13 +9,15 @@ import typer
 
 from attnc.cli.commands import app
 from attnc.cli.options import Command, Json, completed, one_of, optional
-from attnc.cli.output import plain_table, print_json, print_parts
+from attnc.cli.output import plain_table, print_json, print_parts, progress_bar
 from attnc.cli.tables import read_examples
 from attnc.errors import InputError
 from attnc.wording import one_line
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from attnc.constructions.built import Progress
 
 MODELS: dict[str, tuple[str, tuple[str, ...]]] = {
     "linear": ("LinearRegression", ("method", "tol", "max_iter", "heads", "max_rows")),
@@ -105,36 +107,43 @@ def icl_command(
         from attnc.plots.drawing import check_picture
 
         check_picture(plot)
-    X, y, columns = read_examples(csv, output, inputs, with_labels=model == "logistic")
-    if standardise:
-        scale = X.std(axis=0)
-        scale[scale == 0] = 1.0
-        X = (X - X.mean(axis=0)) / scale
-    report = _fit(name, given, X, y, columns)
-    if plot is not None:
-        from attnc.plots import plot_loss
+    with progress_bar("reading the table") as progress:
+        X, y, columns = read_examples(csv, output, inputs, with_labels=model == "logistic")
+        if standardise:
+            scale = X.std(axis=0)
+            scale[scale == 0] = 1.0
+            X = (X - X.mean(axis=0)) / scale
+        report = _fit(name, given, X, y, columns, progress)
+        if plot is not None:
+            from attnc.plots import plot_loss
 
-        plot_loss(report["model"], plot)
+            progress("drawing", 0.0)
+            plot_loss(report["model"], plot)
     if json_output:
         print_json({key: value for key, value in report.items() if key != "model"})
     else:
         _print(report)
 
 
-def _fit(name: str, given: dict[str, Any], X: np.ndarray, y: np.ndarray, columns: tuple[str, ...]) -> dict[str, Any]:
+def _fit(
+    name: str, given: dict[str, Any], X: np.ndarray, y: np.ndarray, columns: tuple[str, ...], progress: Progress
+) -> dict[str, Any]:
     import warnings
 
     import numpy as np
 
     from attnc import incontext
 
+    progress("fitting by attention", 0.0)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             fitted = getattr(incontext, name)(**given).fit(X, y)
         except ValueError as error:  # scikit-learn raises it for bad data
             raise InputError(str(error)) from None
+    progress("fitting by scikit-learn", 0.5)
     theirs = _theirs(name, fitted, X, y)
+    progress("comparing", 0.75)
     report: dict[str, Any] = {"name": name, "model": fitted, "rows": len(X), "features": len(columns)}
     report["warnings"] = [str(warning.message) for warning in caught]
     if hasattr(fitted, "coef_"):

@@ -9,10 +9,11 @@ from typing import Annotated
 import typer
 
 from attnc.cli.commands import app
-from attnc.cli.options import Command, Json, Saved, completed, one_of, optional
+from attnc.cli.options import Command, Group, Json, Saved, completed, one_of, optional
 from attnc.cli.output import plain_table, print_json, print_parts, progress_bar, say
 
 lab = typer.Typer(
+    cls=Group,
     no_args_is_help=True,
     rich_markup_mode="rich",
     help="Run experiments on the claims of the two papers, and write a report with a verdict on each claim.",
@@ -81,8 +82,9 @@ def run_command(
     options = [*names, "--profile", profile, "--seed", str(seed), "--out", str(out)]
     command = shlex.join(["attnc", "lab", "run", *options, *([] if cluster is None else ["--cluster", cluster])])
     try:
-        with progress_bar() as progress:
+        with progress_bar("measuring") as progress:
             run(names, out, profile=profile, seed=seed, cluster=cluster, progress=progress, command=command)
+            progress("writing the report", 1.0)
             page = report(out)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"the finished cells are in {out}; the same command goes on from there") from None
@@ -109,7 +111,10 @@ def diagnose_command(
     """Look for known failures of a saved network, with evidence and remedy. The exit code is 1 if there are any."""
     from attnc import diagnose, load
 
-    found = diagnose(load(net), eps=eps)
+    with progress_bar("loading") as progress:
+        network = load(net)
+        progress("diagnosing", 0.0)
+        found = diagnose(network, eps=eps)
     if json_output:
         rows = [
             {"name": s.name, "evidence": s.evidence, "where": s.where, "remedy": s.remedy, "numbers": dict(s.numbers)}

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from attnc.cli.output import Volume, set_volume
 from attnc.constructions.construction import CRITERIA
@@ -114,12 +114,27 @@ def _common_options() -> list[Any]:
 COMMON_OPTIONS = _common_options()
 
 
+def _without_flag_types(params: list[Any]) -> list[Any]:
+    """Return the parameters. The help of a flag shows no type, since a flag takes no value."""
+    for param in params:
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
+    return params
+
+
 class Command(TyperCommand):
     """A command with the options that all commands have."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         *own, help_option = super().get_params(ctx)
-        return [*own, *COMMON_OPTIONS, help_option]
+        return _without_flag_types([*own, *COMMON_OPTIONS, help_option])
+
+
+class Group(TyperGroup):
+    """A command with commands of its own."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_flag_types(super().get_params(ctx))
 
 
 class ExpressionCommand(Command):

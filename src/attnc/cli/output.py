@@ -11,7 +11,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
 
+    from attnc.constructions.built import Progress
     from attnc.network import Network
     from attnc.proofs.error_tree import ErrorNode
 
@@ -184,18 +185,6 @@ def panel(network: Network, more: Sequence[tuple[str, str]]) -> RenderableType:
     return Panel(table, box=box.ROUNDED, border_style="dim", expand=False)
 
 
-class _Steps:
-    """Prints a line to stderr when a step begins, with the seconds since the start."""
-
-    def __init__(self) -> None:
-        self._start, self._step = time.monotonic(), ""
-
-    def __call__(self, what: str, fraction: float) -> None:
-        if what != self._step:
-            self._step = what
-            print(f"{time.monotonic() - self._start:8.2f} s  {what}", file=sys.stderr, flush=True)
-
-
 def ledger_table(tree: ErrorNode, *, width: int = BARS_FROM) -> RenderableType:
     """Return the ledger of a bound as a tree, with the amount that every source adds and its share as a bar.
 
@@ -248,13 +237,30 @@ def _lines(node: ErrorNode, stem: str = "", under: str = "") -> Iterator[tuple[s
 
 
 @contextmanager
-def progress_bar() -> Iterator[Callable[[str, float], None] | None]:
-    """Show a bar on the terminal during long work, or lines with --verbose; yield None in a pipe and with --quiet."""
-    if volume() is Volume.VERBOSE:
-        yield _Steps()
-        return
-    if volume() is Volume.QUIET or not sys.stderr.isatty():
-        yield None
+def step_lines(first: str) -> Iterator[Progress]:
+    """Yield a function that reports steps. With --verbose it prints a line per step, with the seconds so far."""
+    start, last = time.monotonic(), ""
+
+    def report(step: str, fraction: float) -> None:
+        nonlocal last
+        if step != last and volume() is Volume.VERBOSE:
+            last = step
+            print(f"{time.monotonic() - start:8.2f} s  {step}", file=sys.stderr, flush=True)
+
+    report(first, 0.0)
+    yield report
+    report("done", 1.0)
+
+
+@contextmanager
+def progress_bar(first: str) -> Iterator[Progress]:
+    """Yield a function that reports steps: as a bar on a terminal if the work is long, or as lines with --verbose.
+
+    In a pipe and with --quiet it prints nothing. `first` is the name of the first step.
+    """
+    if volume() is not Volume.USUAL or not sys.stderr.isatty():
+        with step_lines(first) as report:
+            yield report
         return
     import threading
 
@@ -263,12 +269,12 @@ def progress_bar() -> Iterator[Callable[[str, float], None] | None]:
 
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     bar = Progress(*columns, console=Console(stderr=True), transient=True)
-    task = bar.add_task("compiling", total=None)
+    task = bar.add_task(first, total=None)
     timer = threading.Timer(SHOW_PROGRESS_AFTER, bar.start)
     timer.daemon = True
     timer.start()
     try:
-        yield lambda what, fraction: bar.update(task, description=what, total=1.0, completed=fraction)
+        yield lambda step, fraction: bar.update(task, description=step, total=1.0, completed=fraction)
     finally:
         timer.cancel()
         timer.join()

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attnc.constructions.built import Progress
 from attnc.converting import measuring
 from attnc.converting.activations import Activation
 from attnc.converting.intercepting import HOLDER
@@ -95,17 +96,28 @@ def quiet() -> Iterator[None]:
 
 
 def convert_directory(
-    source: Path, out: Path, eps: float = 1e-6, *, texts: Sequence[str] | None = None, strict: bool = False
+    source: Path,
+    out: Path,
+    eps: float = 1e-6,
+    *,
+    texts: Sequence[str] | None = None,
+    strict: bool = False,
+    progress: Progress | None = None,
 ) -> Report:
     """Read the model in `source`, convert it, measure it on the texts, and write all of `out`, or nothing."""
+    report_step = progress or (lambda step, fraction: None)
     folder = os.fspath(source)
+    report_step("loading the model", 0.0)
     model = load_model(folder)
     inputs, described = example_inputs(model, folder, texts)
+    report_step("replacing and proving the activations", 0.25)
     converted, report = convert_module(model, eps, strict, inputs)
+    report_step("measuring", 0.5)
     if inputs is not None:
         report.end_to_end = _end_to_end(model, converted, inputs, described)
     else:
         report.notes.append(f"nothing was measured: {described}")
+    report_step("saving", 0.75)
     keys = {name: tensor.detach().clone() for name, tensor in _stored_keys(converted)}
     weights, key_bytes = pack(unpacked(folder, *_weight_files(folder)), metadata={"format": "pt"}), pack(keys)
     hashes = {WEIGHTS: hashlib.sha256(weights).hexdigest(), KEYS: hashlib.sha256(key_bytes).hexdigest()}
