@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnc.constructions.beyond.graded import Grading, SmoothPiece, graded, graded_keys, search_group
+from attnc.constructions.beyond.graded import graded, graded_keys
 from attnc.constructions.fitting.kinks import Kink, find_kinks
 from attnc.constructions.fitting.minimax import fit_values
 from attnc.constructions.fitting.stored_head import store
@@ -58,14 +58,6 @@ def test_relu_with_so_many_anchors(count, error):
 
 def sup_error(keys: SoftHead, f, lo: float, hi: float, places) -> float:
     return largest_error(lambda x: np.abs(keys(x[:, None])[:, 0] - f(x)), hard_points(lo, hi, places))
-
-
-@pytest.mark.parametrize(("count", "error"), [(8, 1.3e-3), (16, 8.1e-5), (24, 1.5e-5)])
-def test_anchors_of_one_group_graded_to_a_kink_inside(count, error):
-    """No switch: one convex φ for both sides."""
-    piece = SmoothPiece(lambda x: np.maximum(x, 0.0)[:, None], -1.0, 1.0, np.array([10.0]), (0.0,))
-    group = search_group(piece, count)
-    assert sup_error(group.keys, lambda x: np.maximum(x, 0.0), -1.0, 1.0, [0.0]) <= error
 
 
 @pytest.mark.parametrize(("text", "digits"), [("relu(x)*exp(x)", (2, 4, 6, 8)), ("abs(x)", (2, 4, 6))])
@@ -129,27 +121,6 @@ def test_all_kinks_are_found(text, ends, found):
     assert [kink.is_singular for kink in kinks] == [text == "sqrt(x)"] * len(found)
 
 
-def test_the_closed_forms_of_a_grading():
-    """Anchors are one apart in ∫ρ, and scores are tangents of ∫∫cρ²: against sums over a fine mesh."""
-    grading = Grading(-1.0, 2.0, (-0.3, 0.5, 1.1), 1e-2, 3.0)
-    slopes, offsets, anchors = grading.tangents(40, 0.7, 36.0, 0.25)
-    mesh = np.unique(np.concatenate([anchors, np.linspace(anchors[0], anchors[-1], 400_001)]))
-    density = 1 / (1e-2 + np.abs(mesh[:, None] - np.array(grading.points)).min(axis=1)) + 1.0
-
-    def integral(y):
-        return np.concatenate([[0.0], np.cumsum((y[1:] + y[:-1]) / 2 * np.diff(mesh))])
-
-    apart = np.diff(np.interp(anchors, mesh, integral(density)))
-    assert np.ptp(apart) < 1e-6
-    slope = integral(0.7 * (density / apart[0]) ** 2)
-    height = integral(slope)
-    assert slopes - slopes[0] == pytest.approx(np.interp(anchors, mesh, slope), rel=1e-5, abs=1e-5)
-    x = np.linspace(-1, 2, 9)[:, None]
-    tangents = np.interp(anchors, mesh, height) + np.interp(anchors, mesh, slope) * (x - anchors)
-    scores = slopes * x + offsets
-    assert (scores - scores[:, :1]) - (tangents - tangents[:, :1]) == pytest.approx(0, abs=1e-2)
-
-
 def test_the_values_are_near_the_best_possible():
     """Against the linear programme that they approximate."""
     from scipy.optimize import linprog
@@ -194,16 +165,16 @@ def test_refusals():
 
 def test_what_is_hard_next_to_an_end_is_graded_to_that_end(monkeypatch):
     """1/t is hard at t = 1 for its pole at 0; graded to a place beside 1, hundreds of keys would be tried."""
-    from attnc.constructions.beyond import graded as group_search
+    from attnc.constructions.fitting import key_group
 
     tried: list[int] = []
-    make_group = group_search.make_group
+    make_group = key_group.make_group
 
     def recorded(piece, num_keys, *rest):
         tried.append(num_keys)
         return make_group(piece, num_keys, *rest)
 
-    monkeypatch.setattr(group_search, "make_group", recorded)
+    monkeypatch.setattr(key_group, "make_group", recorded)
     keys = graded_keys(lambda t: 1 / t, 1.0, 26.0, eps=4e-10)
     t = np.linspace(1, 26, 20_001)
     assert np.abs(keys(t[:, None])[:, 0] - 1 / t).max() <= 4e-10
