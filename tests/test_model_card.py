@@ -55,7 +55,7 @@ def test_a_card_states_everything(network: Network) -> None:
         "1 head,",
         "3 layers",
         "float64",
-        f"**Bound (proven):** sup |f − network| ≤ **{ceiling(certificate.bound)}**",
+        f"**Bound (stated by the certificate):** sup |f − network| ≤ **{ceiling(certificate.bound)}**",
         f"**Observed error (sampled):** **{certificate.observed:.3g}**",
         "arithmetic: float64",
         "attnc compile 'sin(x)+y'",
@@ -69,21 +69,24 @@ def test_a_card_states_everything(network: Network) -> None:
 
 
 def test_a_card_says_how_the_bound_was_proved() -> None:
+    again = "Run `attnc verify` on this folder to re-prove it."
     by_leaves = attnc.compile("sin(x)+cos(y)", BOX, 1e-8)
     count = by_leaves.certificate.num_leaves
-    assert f"(proven by leaves, {count} cells that cover the box; arithmetic: float64)." in model_card(by_leaves)
+    assert f"(proof by leaves, {count} cells that cover the box; arithmetic: float64). {again}" in model_card(by_leaves)
     by_heads = attnc.compile("exp(sin(x)*y)", BOX, 1e-3)
     count = by_heads.program.num_heads
-    assert f"(proven head by head, {count} heads; arithmetic: float64)." in model_card(by_heads)
+    assert f"(proof head by head, {count} heads; arithmetic: float64). {again}" in model_card(by_heads)
     by_theorem = attnc.compile(attnc.SequenceTarget(lambda X: X, tokens=5, width=1, lipschitz=1.0), eps=1.5)
     given = "under the stated assumption: Lipschitz constant 1.0 as given"
-    assert f"(proven by theorem, {given}; arithmetic: float64)." in model_card(by_theorem)
+    assert f"(proof by theorem, {given}; arithmetic: float64). `attnc verify` cannot re-prove it." in model_card(
+        by_theorem
+    )
     for network in (by_leaves, by_heads, by_theorem):
         assert "ran out of time" not in model_card(network)
         cut_short = dataclasses.replace(network, certificate=dataclasses.replace(network.certificate, complete=False))
         assert "The proof ran out of time" in model_card(cut_short)
     sampled = model_card(attnc.compile(lambda p: np.sin(p[:, 0]), [(-1, 1)], 0.01))
-    assert "**Bound (proven):** none. Nothing was proved" in sampled
+    assert "**Bound:** none. Nothing was proved" in sampled
 
 
 def test_rounding_is_not_claimed_beyond_the_core_of_an_infinite_range() -> None:
@@ -148,7 +151,7 @@ def test_hostile_text_cannot_break_the_markdown(network: Network) -> None:
 def test_a_network_of_which_nothing_is_known(network: Network) -> None:
     unproved = dataclasses.replace(network.certificate, bound=None, observed=None, terms=(), assumptions=())
     card = model_card(dataclasses.replace(network, certificate=unproved, expression=None, eps=None, command=None))
-    assert "**Bound (proven):** none. Nothing was proved" in card
+    assert "**Bound:** none. Nothing was proved" in card
     assert "**Observed error (sampled):** not measured." in card
     assert "A Python function as softmax attention" in card
     assert "How it was made" not in card

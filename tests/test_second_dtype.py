@@ -50,7 +50,8 @@ def test_a_dtype_without_a_certificate_is_not_certified():
     assert "**In float32:** not certified." in model_card(net)
     rows = {row["name"]: row for row in summary(net)["certificates"]}
     assert rows["float64"]["certified"]
-    assert rows["float32"] == {"name": "float32", "certified": False, "bound": None, "observed": None, "method": None}
+    facts = dict.fromkeys(("bound", "observed", "method", "standing"))
+    assert rows["float32"] == {"name": "float32", "certified": False, **facts}
     with pytest.raises(attnc.InputError, match="float64, float32; found 'float16'"):
         net.certified_in("float16")
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import attnc
 from attnc import wording
 from attnc.proofs.cells.branching import Leaf
+from attnc.proofs.certificate import Standing
 from attnc.proofs.proof import Leaves, Points
 
 LEAVES = Leaves((Leaf("taylor", 2, 0, (0,)),), np.array([0.01234]))
@@ -22,10 +23,13 @@ PROVED = attnc.Certificate(
 CLAIMS = {
     "proved": PROVED,
     "norm": replace(PROVED, norm="2"),
-    "table": replace(PROVED, evidence=Points(5), method="table"),
+    "table": replace(PROVED, evidence=Points(5), method="proof at the table's 5 points"),
     "tails": replace(PROVED, evidence=replace(LEAVES, core=(-4.0, 4.0))),
     "cut short": replace(PROVED, complete=False),
     "not proved": replace(PROVED, bound=None, method="estimate"),
+    "stated": replace(PROVED, standing=Standing.STATED),
+    "re-proved": replace(PROVED, standing=Standing.REPROVED),
+    "theorem": replace(PROVED, standing=Standing.STATED, method="theorem", evidence=None),
 }
 SURFACES = {
     "card": lambda claim: f"{wording.bound_sentence(claim)} {wording.observed_sentence(claim)}",
@@ -60,6 +64,14 @@ def test_every_surface_states_the_same_facts(surface: str, name: str) -> None:
     if claim.core is not None and surface in ("card", "terminal"):
         assert "rounding included on [-4, 4], in exact arithmetic beyond" in words
     if surface == "card":
+        assert "proven" not in words
+        assert ("Run `attnc verify` on this folder" in words) == claim.is_reprovable
+    else:
+        assert [word for word in wording.SAID.values() if word in words] == [wording.said(claim)]
+    if claim.standing is Standing.STATED and surface in ("terminal", "picture"):
+        assert ("`attnc verify` re-proves it" in words) == claim.is_reprovable
+        assert ("`attnc verify` cannot re-prove it" in words) != claim.is_reprovable
+    if surface == "card":
         assert ("The proof ran out of time" in words) != claim.complete
 
 
@@ -67,6 +79,9 @@ def test_every_surface_states_the_same_facts(surface: str, name: str) -> None:
     ("name", "is_claimed", "is_rounding_counted", "words"),
     [
         ("proved", True, True, "± 0.0124"),
+        ("stated", True, True, "± 0.0124 (stated by the certificate; `attnc verify` re-proves it)"),
+        ("re-proved", True, True, "± 0.0124 (re-proved here)"),
+        ("theorem", True, True, "± 0.0124 (stated by the certificate; `attnc verify` cannot re-prove it)"),
         ("proved", False, True, "(no bound)"),
         ("tails", True, False, "(± 0.0124 in exact arithmetic, rounding beyond [-4, 4] not counted)"),
         ("norm", True, True, "(no bound at a single point: the L2 norm of the error over the box is at most 0.0124)"),
@@ -80,6 +95,10 @@ def test_a_value_is_shown_with_its_bound(name: str, is_claimed: bool, is_roundin
 
 def test_another_dtype() -> None:
     assert wording.rounded_note(None) == wording.rounded_note(CLAIMS["not proved"]) == "not certified"
+    assert wording.rounded_note(CLAIMS["stated"]) == (
+        "≤ 0.0124, weights rounded to it, stated by the certificate with a proof by leaves, 1 cell that covers the box"
+        "; observed 0.01 at samples"
+    )
     assert wording.rounded_note(PROVED) == (
         "≤ 0.0124, weights rounded to it, proven by leaves, 1 cell that covers the box; observed 0.01 at samples"
     )

@@ -401,6 +401,7 @@ def main() -> None:
     before = os.getcwd()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
+        os.environ["XDG_CACHE_HOME"] = folder  # or what is said of a bound would depend on what was verified before
         names = [name for name in asked.names if name in TABLES]
         if any(name.startswith("cli-") for name in names) and "cli-compile" not in names:
             names.insert(0, "cli-compile")  # saves what the others use

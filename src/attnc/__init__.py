@@ -25,7 +25,7 @@ from attnc.loading import load
 from attnc.network import Network, Parity, Run
 from attnc.numerics.bound import Bound, Term
 from attnc.planning import plan
-from attnc.proofs.certificate import Certificate
+from attnc.proofs.certificate import Certificate, Standing
 from attnc.proofs.proof import Leaves, Points, Stages
 from attnc.targets.box import Box
 from attnc.targets.function_target import SequenceTarget
@@ -33,6 +33,7 @@ from attnc.targets.linear import ReLUNetwork, TruncatedLinear
 from attnc.targets.sources import as_target
 from attnc.targets.table import TableTarget
 from attnc.targets.target import Target
+from attnc.verifying import verify
 
 if TYPE_CHECKING:
     from attnc_lab import Diagnosis, Symptom, diagnose
@@ -70,6 +71,7 @@ __all__ = [
     "Softmax",
     "Sparse",
     "Stages",
+    "Standing",
     "Symptom",
     "TableTarget",
     "Target",
@@ -85,6 +87,7 @@ __all__ = [
     "load_converted",
     "mlp_network",
     "plan",
+    "verify",
 ]
 
 

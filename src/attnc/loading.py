@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,8 +13,9 @@ from attnc.exports.directory import folder_named, load_network
 from attnc.ir.layers import Affine
 from attnc.network import Network
 from attnc.numerics.rounding import UNIT_ROUNDOFF
-from attnc.proofs.certificate import Certificate
+from attnc.proofs.certificate import Certificate, Standing
 from attnc.targets.box import Box
+from attnc.verifying import fingerprint, is_remembered
 
 
 def load(path: str | Path, *, max_bytes: int = 2**32) -> Network:
@@ -29,7 +31,8 @@ def load(path: str | Path, *, max_bytes: int = 2**32) -> Network:
     Returns
     -------
     Network
-        The network with its certificates, as it was saved.
+        The network with its certificates, as it was saved. Their bounds are those that the files state:
+        `certificate.standing` tells whether they were re-proved on this machine.
 
     Raises
     ------
@@ -49,7 +52,7 @@ def load(path: str | Path, *, max_bytes: int = 2**32) -> Network:
     True
     """
     try:
-        program, config, certificates = load_network(folder_named(path), max_bytes=max_bytes)
+        program, config, certificates, digests = load_network(folder_named(path), max_bytes=max_bytes)
     except MemoryError:
         raise FileError(f"{path}: the network is too large for this machine's memory") from None
     for layer in program.all_layers:
@@ -62,11 +65,12 @@ def load(path: str | Path, *, max_bytes: int = 2**32) -> Network:
     try:
         box = Box.parse({str(name): tuple(ends) for name, ends in config["box"].items()})
         own = str(program.dtype)
-        found = {
-            name.removeprefix("certificate").removesuffix(".json").removeprefix(".") or own: claim
-            for name, claim in certificates.items()
-        }
-        also = {dtype: _certificate(claim, dtype, box, config["expression"]) for dtype, claim in found.items()}
+        also = {}
+        for name, claim in certificates.items():
+            dtype = name.removeprefix("certificate").removesuffix(".json").removeprefix(".") or own
+            also[dtype] = _certificate(claim, dtype, box, config["expression"])
+            if is_remembered(fingerprint(digests, name)):
+                also[dtype] = dataclasses.replace(also[dtype], standing=Standing.REPROVED)
         certificate = also.pop(own)
         _require_same("variables", config["variables"], list(box.names))
         if box.d != sum(math.prod(shape) for shape in program.input_shapes):

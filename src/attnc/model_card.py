@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from attnc.numerics.rounding import UNIT_ROUNDOFF
+from attnc.proofs.certificate import Certificate, Standing
 from attnc.proofs.error_tree import ErrorNode, error_tree
 from attnc.wording import (
     bound_sentence,
@@ -17,6 +19,7 @@ from attnc.wording import (
     percent,
     plural,
     remarks,
+    said,
     shown,
     without_expression,
 )
@@ -28,7 +31,11 @@ MARKDOWN_SIGNS = re.compile(r"([\\`*_{}\[\]<>|#~&$!])")
 
 
 def model_card(network: Network) -> str:
-    """Return the card as Markdown. Texts of users are escaped or fenced, so that they cannot change its structure."""
+    """Return the card as Markdown. Texts of users are escaped or fenced, so that they cannot change its structure.
+
+    The card is the same on every machine: it says that certificates state their bounds.
+    """
+    network = _as_stated(network)
     unnamed = without_expression(network)
     title = code(network.expression) if network.expression is not None else unnamed[0].upper() + unnamed[1:]
     blocks = [
@@ -49,6 +56,12 @@ def model_card(network: Network) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
+def _as_stated(network: Network) -> Network:
+    """Return the network with certificates that are stated, as they are for who reads the files."""
+    claim, *others = (replace(each, standing=Standing.STATED) for each in (network.certificate, *network.also.values()))
+    return replace(network, certificate=claim, also=dict(zip(network.also, others, strict=True)))
+
+
 def summary(network: Network) -> dict[str, Any]:
     """Return the same facts as plain JSON values."""
     program, certificate = network.program, network.certificate
@@ -67,6 +80,7 @@ def summary(network: Network) -> dict[str, Any]:
         "num_parameters": network.num_parameters,
         "dtype": network.dtype,
         "bound": certificate.bound,
+        "standing": standing(certificate),
         "observed": certificate.observed,
         "method": certificate.method,
         "complete": certificate.complete,
@@ -84,7 +98,12 @@ def summary(network: Network) -> dict[str, Any]:
 def _certified(network: Network, dtype: str) -> dict[str, Any]:
     claim = network.certified_in(dtype)
     facts = {name: None if claim is None else getattr(claim, name) for name in ("bound", "observed", "method")}
-    return {"name": dtype, "certified": claim is not None, **facts}
+    return {"name": dtype, "certified": claim is not None, **facts, "standing": standing(claim)}
+
+
+def standing(claim: Certificate | None) -> str | None:
+    """Return the standing of a bound for programs: proven, stated or re-proved; None where there is no bound."""
+    return None if claim is None or claim.bound is None else claim.standing.value
 
 
 def _facts(network: Network) -> list[tuple[str, str]]:
@@ -111,12 +130,13 @@ def _facts(network: Network) -> list[tuple[str, str]]:
 def _claims(network: Network) -> str:
     claim, strong = network.certificate, "**{}**".format
     bound, observed = bound_sentence(claim, strong, escape), observed_sentence(claim, strong, escape)
+    kind = "Bound" if claim.bound is None else f"Bound ({said(claim)})"
     if claim.is_of_table:
-        lines = [] if claim.bound is None else [f"**Bound (proven):** {bound}"]
+        lines = [] if claim.bound is None else [f"**{kind}:** {bound}"]
         lines.append(f"**Observed error:** {observed}")
         lines.append("**Between the points:** nothing is claimed. The table has no values there.")
     else:
-        lines = [f"**Bound (proven):** {bound}", f"**Observed error (sampled):** {observed}"]
+        lines = [f"**{kind}:** {bound}", f"**Observed error (sampled):** {observed}"]
         lines += [f"**In {dtype}:** {escape(claimed)}." for dtype, claimed in elsewhere(network)]
     lines.append(
         "**Outside the box:** nothing is claimed. `net(points)` refuses points there, unless `outside` is `clamp` or "

@@ -32,7 +32,7 @@ from attnc.targets.box import Box, BoxLike
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.expression import Expression
 from attnc.targets.expressions.kinks import REACH
-from attnc.wording import NOT_CERTIFIED, ON_EXPORT, ceiling, function_of, plural
+from attnc.wording import NOT_CERTIFIED, ON_EXPORT, ON_FILE, ceiling, function_of, plural, said
 
 OUTSIDE = ("raise", "clamp", "allow")
 """The choices for a point outside the box of a network."""
@@ -148,7 +148,7 @@ class Network:
             plural(self.num_anchors, "anchor"),
             plural(self.num_parameters, "parameter"),
             self.dtype,
-            "no bound" if bound is None else f"bound {ceiling(bound)}",
+            "no bound" if bound is None else f"bound {ceiling(bound)} ({said(self.certificate)})",
         )
         return f"<Network: {function_of(self)[:80]}; {', '.join(facts)}>"
 
@@ -673,6 +673,7 @@ class Network:
             "construction": self.construction,
             "bound": self.certificate.bound,
             "arithmetic of the bound": self.certificate.dtype,
+            "standing of the bound": None if self.certificate.bound is None else ON_FILE,
             "box": self.box,
             "outside the box": ON_EXPORT[outside],
         }

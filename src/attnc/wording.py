@@ -1,7 +1,8 @@
 """The words of a claim, for model cards, the terminal, pictures and refusals.
 
 The bound and the observed error of a certificate are always two figures, and each says what it is. A bound is printed
-rounded up, with the arithmetic in which it holds.
+rounded up, with the arithmetic in which it holds. It is called proven only if it was proved in this process.
+Otherwise a file states it, and `attnc verify` may have re-proved it on this machine.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from decimal import ROUND_CEILING, Context, Decimal
 from typing import TYPE_CHECKING
 
 from attnc.numerics.rounding import UNIT_ROUNDOFF
+from attnc.proofs.certificate import Standing
 
 if TYPE_CHECKING:
     from attnc.network import Network
@@ -26,22 +28,35 @@ ON_EXPORT = {
     "allow": "a value is computed, and nothing is claimed about it",
 }
 """The behaviour of an exported network outside the box, in words."""
+ON_FILE = "stated by the network's certificate; `attnc verify` re-proves it from the saved network"
+"""The standing of the bound of an exported file, on any machine."""
+SAID = {
+    Standing.PROVEN: "proven",
+    Standing.STATED: "stated by the certificate",
+    Standing.REPROVED: "re-proved here",
+}
+"""The word for a bound, by the standing of its certificate."""
 Mark = Callable[[str], str]
 """A function that formats a text, for example in bold or escaped."""
 
 
 def bound_sentence(claim: Certificate, strong: Mark = str, plain: Mark = str) -> str:
-    """Return the bound as a sentence, for a card. `plain` is applied to texts from files, which may be anybody's."""
+    """Return the bound as sentences, for a card. `plain` is applied to texts from files, which may be anybody's.
+
+    A card goes with the files to any machine, so it says that the certificate states the bound, whatever its standing.
+    """
     arithmetic = f"arithmetic: {plain(claim.dtype)}"
     if claim.bound is None:
         return f"none. Nothing was proved ({arithmetic})."
     largest = strong(ceiling(claim.bound))
+    again = "Run `attnc verify` on this folder to re-prove it."
+    again = again if claim.is_reprovable else "`attnc verify` cannot re-prove it."
     if claim.is_of_table:
-        return f"|f − network| ≤ {largest} {at_points(claim)}, rounding included ({arithmetic})."
+        return f"|f − network| ≤ {largest} {at_points(claim)}, rounding included ({arithmetic}). {again}"
     quantity = "sup |f − network|" if claim.norm == "inf" else f"the {plain(_norm(claim))} of f − network"
     late = "" if claim.complete else f" {OUT_OF_TIME}: a smaller bound may be true."
-    how = f"proven {plain(proved_how(claim))}; {arithmetic}"
-    return f"{quantity} ≤ {largest} over the whole box, {rounding_where(claim)} ({how}).{late}"
+    how = f"proof {plain(proved_how(claim))}; {arithmetic}"
+    return f"{quantity} ≤ {largest} over the whole box, {rounding_where(claim)} ({how}).{late} {again}"
 
 
 def observed_sentence(claim: Certificate, strong: Mark = str, plain: Mark = str) -> str:
@@ -56,6 +71,19 @@ def observed_sentence(claim: Certificate, strong: Mark = str, plain: Mark = str)
     return f"{seen}, the same norm by quadrature at sampled points. It proves nothing."
 
 
+def said(claim: Certificate) -> str:
+    """Return the word for the bound of a claim: proven, or stated by the certificate, or re-proved here."""
+    return SAID[claim.standing]
+
+
+def _joined(claim: Certificate, *parts: str) -> str:
+    """Return the parts that are not empty, and for a stated bound the remedy after the first, separated by ;."""
+    first, *others = parts
+    can = "re-proves" if claim.is_reprovable else "cannot re-prove"
+    remedy = f"`attnc verify` {can} it" if claim.standing is Standing.STATED else ""
+    return "; ".join(filter(None, (first, remedy, *others)))
+
+
 def bound_note(claim: Certificate, eps: float | None = None) -> str:
     """Return the words after a bound on a terminal: where it holds, in which arithmetic, and how it was proved."""
     if claim.bound is None:
@@ -63,10 +91,11 @@ def bound_note(claim: Certificate, eps: float | None = None) -> str:
             return f"none proven {at_points(claim)}, and none between them"
         return f"none: nothing was proved ({one_line(claim.method)})"
     where = "on the whole box" if claim.norm == "inf" else f"of the {_norm(claim)} over the box"
-    how = f"{rounding_where(claim)}, {proved_how(claim)}"
+    how = f"{rounding_where(claim)}, {_way(claim)}"
     if claim.is_of_table:
         where, how = at_points(claim), "rounding included; none between them"
-    return one_line(f"proven {where} in {claim.dtype}, {how}" + ("" if eps is None else f"; eps {eps}"))
+    asked = "" if eps is None else f"eps {eps}"
+    return one_line(_joined(claim, f"{said(claim)} {where} in {claim.dtype}, {how}", asked))
 
 
 def observed_note(claim: Certificate) -> str:
@@ -79,20 +108,21 @@ def headline(claim: Certificate) -> str:
     before, how = "" if claim.norm == "inf" else f"{_norm(claim)}: ", "sampled"
     if claim.is_of_table:
         before, how = f"{at_points(claim)}: ", "all checked"
-    bound = "no bound" if claim.bound is None else f"bound {ceiling(claim.bound)} (proven)"
+    bound = "no bound" if claim.bound is None else f"bound {ceiling(claim.bound)} ({said(claim)})"
     return before + bound + ("" if claim.observed is None else f"   observed {claim.observed:.3g} ({how})")
 
 
 def certificate_lines(claim: Certificate, box: Box) -> list[str]:
     """Return both figures, and the place where the bound is largest, as lines above the picture of a certificate."""
     norm = "" if claim.norm == "inf" else f" in the {_norm(claim)}"
-    how = at_points(claim) if claim.is_of_table else proved_how(claim)
-    proven = f"proven {how}, in {claim.dtype}: at most {ceiling(claim.bound or 0.0)}{norm}{largest_on(claim, box)}"
+    how = at_points(claim) if claim.is_of_table else _way(claim)
+    largest = f"{ceiling(claim.bound or 0.0)}{norm}{largest_on(claim, box)}"
+    bound = _joined(claim, f"{said(claim)} {how}, in {claim.dtype}: at most {largest}")
     if claim.observed is None:
-        return [proven]
+        return [bound]
     if claim.is_of_table:
-        return [f"{proven}; {claim.observed:.3g} is the largest error seen at them"]
-    return [proven, f"seen at samples{norm}, no proof: {claim.observed:.3g}"]
+        return [f"{bound}; {claim.observed:.3g} is the largest error seen at them"]
+    return [bound, f"seen at samples{norm}, no proof: {claim.observed:.3g}"]
 
 
 def value_note(claim: Certificate, *, is_claimed: bool, is_rounding_counted: bool) -> str:
@@ -102,17 +132,18 @@ def value_note(claim: Certificate, *, is_claimed: bool, is_rounding_counted: boo
     """
     if claim.bound is None:
         return f"({NOT_CERTIFIED} in {claim.dtype})"
-    largest = ceiling(claim.bound)
-    if claim.norm != "inf":
-        return f"(no bound at a single point: the {_norm(claim)} of the error over the box is at most {largest})"
-    if not is_claimed:
+    if claim.norm == "inf" and not is_claimed:
         return "(no bound)"
-    if claim.is_of_table:
-        return f"(± {largest} {at_points(claim)}; nothing is claimed between them)"
-    if claim.core is not None and not is_rounding_counted:
+    largest = ceiling(claim.bound)
+    words = f"± {largest}"
+    if claim.norm != "inf":
+        words = f"(no bound at a single point: the {_norm(claim)} of the error over the box is at most {largest})"
+    elif claim.is_of_table:
+        words = f"(± {largest} {at_points(claim)}; nothing is claimed between them)"
+    elif claim.core is not None and not is_rounding_counted:
         lo, hi = claim.core
-        return f"(± {largest} in exact arithmetic, rounding beyond [{lo:g}, {hi:g}] not counted)"
-    return f"± {largest}"
+        words = f"(± {largest} in exact arithmetic, rounding beyond [{lo:g}, {hi:g}] not counted)"
+    return words if claim.standing is Standing.PROVEN else f"{words} ({_joined(claim, said(claim))})"
 
 
 def elsewhere(network: Network) -> list[tuple[str, str]]:
@@ -126,7 +157,7 @@ def rounded_note(claim: Certificate | None) -> str:
         return NOT_CERTIFIED
     beyond = "" if claim.core is None else f", {rounding_where(claim)}"
     seen = "" if claim.observed is None else f"; observed {claim.observed:.3g} at samples"
-    return f"≤ {ceiling(claim.bound)}, weights rounded to it, proven {proved_how(claim)}{beyond}{seen}"
+    return f"≤ {ceiling(claim.bound)}, weights rounded to it, {said(claim)} {_way(claim)}{beyond}{seen}"
 
 
 def _norm(claim: Certificate) -> str:
@@ -142,6 +173,11 @@ def largest_on(claim: Certificate, box: Box) -> str:
 def at_points(claim: Certificate) -> str:
     """Return where a claim about a table holds."""
     return f"at the table's {plural(claim.num_points, 'point')}"
+
+
+def _way(claim: Certificate) -> str:
+    """Return the method, as it goes on after the word for the bound."""
+    return f"with a proof {proved_how(claim)}" if claim.standing is Standing.STATED else proved_how(claim)
 
 
 def proved_how(claim: Certificate) -> str:

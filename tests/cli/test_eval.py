@@ -14,7 +14,9 @@ import attnc
 def test_eval_prints_value_and_bound(run, net: Path) -> None:
     ran = run("eval", net, "x=0.5", "y=1")
     assert (ran.code, ran.err) == (0, "")
-    value, bound = (float(part) for part in ran.out.split("±"))
+    shown, standing = ran.out.split(" (")
+    assert standing == "stated by the certificate; `attnc verify` re-proves it)\n"
+    value, bound = (float(part) for part in shown.split("±"))
     network = attnc.load(net)
     assert value == network(np.array([[0.5, 1.0]]))[0]
     assert bound >= network.certificate.bound
@@ -28,7 +30,7 @@ def test_eval_as_json(run, net: Path) -> None:
     assert found["point"] == {"x": math.pi / 4, "y": -1e-3}
     assert found["value"] == network(np.array([[math.pi / 4, -1e-3]]))[0]
     assert found["bound"] == network.certificate.bound
-    assert found["dtype"] == "float64"
+    assert (found["dtype"], found["standing"]) == ("float64", "stated")
     assert found["outputs"] == [{"name": "out", "value": found["value"], "bound": found["bound"]}]
 
 

@@ -268,6 +268,7 @@ def eval_command(
 
     from attnc import load
     from attnc.ir.program import split_columns
+    from attnc.model_card import standing
 
     network = load(net) if dtype is None else load(net).astype(dtype)
     given = read_point(network, assignments)
@@ -286,6 +287,7 @@ def eval_command(
     rows = [{"name": name, "value": float(values[i]), "bound": bound} for name, i in _output_names(values)]
     if json_output:
         scalars = {"value": values.astype(float).tolist(), "bound": bound, "dtype": network.dtype, "inside": is_inside}
+        scalars |= {"standing": standing(network.certificate)}
         scalars |= {"rounding_included": None if bound is None else is_rounding_counted}
         if network.certificate.is_of_table:
             scalars |= {"points": network.certificate.num_points, "bound_at_points": network.certificate.bound}
@@ -390,9 +392,11 @@ def verify_command(
 ) -> None:
     """Re-prove the bound of a saved network with a separate program, which shares no code with this one.
 
-    The exit code is 0 only if the bound is re-proved, 1 if it is not, and 2 if the files cannot be read.
+    The exit code is 0 only if the bound is re-proved, 1 if it is not, and 2 if the files cannot be read. If it is
+    re-proved, `info`, `eval` and `plot` say so from then on, on this machine and for these files.
     """
     from attnc.exports.directory import require_folder
+    from attnc.verifying import fingerprints, remember
 
     require_folder(net)
     if processes is not None and processes < 1:
@@ -401,8 +405,11 @@ def verify_command(
     options += [] if processes is None else ["--processes", str(processes)]
     is_silent = volume() is Volume.QUIET and not json_output
     command = [sys.executable, "-m", "attnc_checker", *options, "--", str(net)]
+    before = fingerprints(net)
     with step_lines("re-proving the bound in a separate process"):  # which shows its progress itself
         code = run_child(command, is_silent=is_silent)
+    if code == 0 and not remember(net, before):
+        note("other commands will not know of this: it cannot be recorded in the user's cache folder")
     raise typer.Exit(code)
 
 

@@ -7,17 +7,18 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from attnc.errors import FileError, InputError
 from attnc.exports.safe_files import (
     CONFIG,
+    MAX_JSON_BYTES,
     MAX_TENSOR_BYTES,
     FolderKind,
     Path,
     pack_tensors,
     parse_json,
-    read_json,
+    read_bytes,
     read_tensors,
     require_format,
     write_whole,
@@ -64,16 +65,24 @@ def save_network(
     return digest
 
 
-def load_network(
-    path: Path, max_bytes: int = MAX_TENSOR_BYTES
-) -> tuple[Program, dict[str, Any], dict[str, dict[str, Any]]]:
-    """Return the program, the configuration and the certificates as they were given to `save_network`.
+class SavedNetwork(NamedTuple):
+    """The content of a folder: what was given to `save_network`, and the SHA-256 of every file by its name."""
+
+    program: Program
+    config: dict[str, Any]
+    certificates: dict[str, dict[str, Any]]
+    digests: dict[str, str]
+
+
+def load_network(path: Path, max_bytes: int = MAX_TENSOR_BYTES) -> SavedNetwork:
+    """Read the folder of a saved network.
 
     Everything is checked before it is used, and sizes are checked before memory is allocated. `max_bytes` bounds the
     total size of the tensors.
     """
     folder = require_folder(path)
-    config = read_json(os.path.join(folder, CONFIG))
+    digests: dict[str, str] = {}
+    config = _read(folder, CONFIG, digests)
     require_format(config.get("format"), FORMAT, f"cannot load {folder!r}: its {CONFIG}")
     for key in RESERVED:
         if key not in config:
@@ -83,8 +92,9 @@ def load_network(
         expected = layout(structure)
     except FileError as error:
         raise FileError(f"{folder!r}: {CONFIG} does not describe a program: {error}") from error
-    certificates = _read_certificates(folder, config["certificates"])
+    certificates = _read_certificates(folder, config["certificates"], digests)
     tensors, digest = read_tensors(os.path.join(folder, WEIGHTS), expected, max_bytes)
+    digests[WEIGHTS] = digest
     for name, certificate in certificates.items():
         if certificate.get("weights_sha256") != digest:
             raise FileError(
@@ -95,7 +105,8 @@ def load_network(
         program = decode(structure, tensors)
     except FileError as error:
         raise FileError(f"cannot load {folder!r}: {error}") from error
-    return program, {key: value for key, value in config.items() if key not in RESERVED}, certificates
+    kept = {key: value for key, value in config.items() if key not in RESERVED}
+    return SavedNetwork(program, kept, certificates, digests)
 
 
 def folder_named(path: Any) -> Path:
@@ -114,7 +125,15 @@ def require_folder(path: Path) -> str:
     return folder
 
 
-def _read_certificates(folder: str, listed: Any) -> dict[str, dict[str, Any]]:
+def _read(folder: str, name: str, digests: dict[str, str]) -> dict[str, Any]:
+    """Read a JSON file, and note the hash of the bytes that were read."""
+    path = os.path.join(folder, name)
+    raw = read_bytes(path, MAX_JSON_BYTES)
+    digests[name] = hashlib.sha256(raw).hexdigest()
+    return parse_json(raw, path)
+
+
+def _read_certificates(folder: str, listed: Any, digests: dict[str, str]) -> dict[str, dict[str, Any]]:
     """Read the certificates that the configuration lists, which must exist, and any others in the folder."""
     names = listed if isinstance(listed, list) else [None]
     if not all(isinstance(name, str) and CERTIFICATE.fullmatch(name) for name in names):
@@ -126,7 +145,7 @@ def _read_certificates(folder: str, listed: Any) -> dict[str, dict[str, Any]]:
     every = sorted({*listed, *found})
     if len(every) > MAX_CERTIFICATES:
         raise FileError(f"cannot load {folder!r}: it has {len(every):,} certificates, more than {MAX_CERTIFICATES}")
-    return {name: read_json(os.path.join(folder, name)) for name in every}
+    return {name: _read(folder, name, digests) for name in every}
 
 
 def json_bytes(value: Any, name: str) -> bytes:

@@ -17,7 +17,7 @@ from attnc.plots.drawing import write_figure
 from attnc.plots.subject import PICTURE_SCORES, PlotSubject
 from attnc.proofs.error_tree import ErrorNode, error_tree
 from attnc.targets.box import Box
-from attnc.wording import at_points, ceiling, certificate_lines, function_of, one_line, percent
+from attnc.wording import at_points, ceiling, certificate_lines, function_of, one_line, percent, said
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -140,7 +140,7 @@ def _draw_line(axes: Axes, subject: PlotSubject) -> None:
     lo, hi = float(network.box.lo[0]), float(network.box.hi[0])
     edges, bounds = subject.leaf_steps()
     if len(bounds):
-        axes.stairs(bounds, edges, color=style.BLUE, fill=True, alpha=0.25, label="proven: bound of each leaf")
+        axes.stairs(bounds, edges, color=style.BLUE, fill=True, alpha=0.25, label=f"{said(claim)}: bound of each leaf")
         axes.stairs(bounds, edges, color=style.BLUE, lw=0.8)  # leaves at a jump are thinner than a pixel
         what.append(_leaves(len(bounds)))
         if claim.core is not None:
@@ -154,7 +154,7 @@ def _draw_line(axes: Axes, subject: PlotSubject) -> None:
         xs = np.unique(np.concatenate([xs, edges, (edges[1:] + edges[:-1]) / 2])).clip(lo, hi)
     errors, top = subject.errors_at(xs[:, None]), float(bounds.max(initial=bound or 0.0))
     if bound is not None:
-        axes.axhline(bound, color=style.ORANGE, lw=1.4, label="proven: bound")
+        axes.axhline(bound, color=style.ORANGE, lw=1.4, label=f"{said(claim)}: bound")
     if errors is not None:
         axes.plot(xs, errors, color=style.INK, lw=0.9, label="seen, no proof")
         what.append(f"seen at {len(xs):,} points")
@@ -213,7 +213,7 @@ def _draw_cells(axes: Axes, subject: PlotSubject) -> None:
     is_more = float(bounds.max()) > top
     label = f"error at most (up to {bounds.max():.2g} where f jumps)" if is_more else "error at most"
     style.add_colorbar(axes, drawn, label, extend="max" if is_more else "neither")
-    style.set_title(axes, f"{WHERE}: proven", note)
+    style.set_title(axes, f"{WHERE}: {said(claim)}", note)
 
 
 def _scale(bounds: Float[np.ndarray, " leaves"], volumes: Float[np.ndarray, " leaves"]) -> float:
@@ -295,7 +295,7 @@ def _draw_points(axes: Axes, subject: PlotSubject) -> None:
     if network.box.d == 1:
         axes.vlines(points[:, 0], 0, errors, color=style.BLUE, lw=1.0)
         axes.plot(points[:, 0], errors, "o", color=style.BLUE, ms=3, label="seen")
-        axes.axhline(claim.bound or 0.0, color=style.ORANGE, lw=1.4, label="proven: bound")
+        axes.axhline(claim.bound or 0.0, color=style.ORANGE, lw=1.4, label=f"{said(claim)}: bound")
         _finish_line(axes, network, claim.bound or 0.0, note)
         return
     x, y = points.T

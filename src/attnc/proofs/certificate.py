@@ -6,6 +6,7 @@ This file alone reads and writes the JSON of certificates; everything else works
 from __future__ import annotations
 
 import dataclasses
+import enum
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,6 +30,30 @@ CLAIM_FIELDS = ("dtype", "norm", "bound", "observed", "terms", "assumptions", "m
 HEAD_FIELDS = tuple(field.name for field in dataclasses.fields(HeadProof) if field.name != "like")
 LIKE_FIELDS = ("stage", "channel", "name", "term", "argument", "argument_as", "like")
 """The fields of a certificate, of a head, and of a head that is like another, in the order of the file."""
+
+
+class Standing(enum.Enum):
+    """The ground on which a bound stands in this process: `net.certificate.standing`.
+
+    Attributes
+    ----------
+    PROVEN
+        The prover proved it in this process.
+    STATED
+        A file states it. Anybody may have written the file.
+    REPROVED
+        A file states it, and `attnc verify` re-proved these files on this machine.
+
+    Examples
+    --------
+    >>> import attnc
+    >>> attnc.compile("sin(x)", {"x": (-3, 3)}, eps=1e-3).certificate.standing
+    <Standing.PROVEN: 'proven'>
+    """
+
+    PROVEN = "proven"
+    STATED = "stated"
+    REPROVED = "re-proved"
 
 
 @dataclass(frozen=True, repr=False)
@@ -59,6 +84,8 @@ class Certificate:
         The part of the bound for engines that leave out far anchors.
     evidence : Leaves, Stages, Points or None
         The proof: cells that cover the box, heads, or the points of a table. A theorem of a construction has none.
+    standing : Standing
+        "proven" in this process, "stated" by a file, or a file's and "re-proved" on this machine. Files do not have it.
 
     Examples
     --------
@@ -82,9 +109,11 @@ class Certificate:
     complete: bool = True
     truncation: float = 0.0
     evidence: Evidence | None = None
+    standing: Standing = dataclasses.field(default=Standing.PROVEN, compare=False)
 
     def __repr__(self) -> str:
         claim = f"bound={self.bound!r}, observed={self.observed!r}, dtype={self.dtype!r}, method={self.method!r}"
+        claim += f", standing={self.standing.value!r}"
         proof = f"{len(self.terms)} terms, {self.num_leaves:,} leaves, {self.num_heads} stages"
         return f"<Certificate: {claim}; {proof}>"
 
@@ -145,6 +174,13 @@ class Certificate:
         return self.bound if self.norm == "inf" and not self.is_of_table else None
 
     @property
+    def is_reprovable(self) -> bool:
+        """Whether the checker re-proves claims of this kind: not those of theorems, nor those under an assumption."""
+        return self.bound is not None and (
+            self.method in ("proof", "staged proof") or self.method.startswith("proof at the table's ")
+        )
+
+    @property
     def core(self) -> tuple[float, float] | None:
         """The finite part of an infinite box, beyond which the bound is that of tails in exact arithmetic."""
         return self._leaves.core
@@ -159,6 +195,7 @@ class Certificate:
             method=method,
             complete=proof.complete,
             evidence=proof.evidence,
+            standing=Standing.PROVEN,
             assumptions=(*self.assumptions, *([TAILS] if has_tails else [])),
         )
 
@@ -205,15 +242,15 @@ class Certificate:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Certificate:
-        """FileError where a field is missing, is of another type, or contradicts another."""
+        """The certificate that a file states; FileError where a field is missing, does not fit or contradicts one."""
         try:
             if data["format"] != FORMAT:
                 raise FileError(
                     f"certificate: its format is {data['format']!r:.60}, and this version of attnc reads {FORMAT!r}. "
                     "Use the version of attnc that wrote it, or compile the network again."
                 )
-            stated = {name: data[name] for name in get_type_hints(cls) if name != "evidence"}
-            claim = dataclasses.replace(_typed(stated, cls), evidence=_read_evidence(data))
+            stated = {name: data[name] for name in get_type_hints(cls) if name not in ("evidence", "standing")}
+            claim = dataclasses.replace(_typed(stated, cls), evidence=_read_evidence(data), standing=Standing.STATED)
             claim._require_consistent()
         except KeyError as error:
             raise FileError(f"certificate: the field {error} is missing") from None

@@ -1,0 +1,187 @@
+"""Re-prove a saved network, and remember on this machine which files were re-proved.
+
+A record is a small file in the user's cache folder, named by a fingerprint: the hash of the files that a claim depends
+on, and of the checker. The checker counts by its sources instead of a version number, which somebody would have to
+raise by hand: a record ends with any change of the program that wrote it. Records that others could have written do not
+count, and a cache that cannot be read or written is a cache without records.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from attnc.errors import FileError, whole_number
+from attnc.exports.directory import CERTIFICATE, WEIGHTS, folder_named, require_folder
+from attnc.exports.safe_files import CONFIG, open_regular, write_file_whole
+
+MAX_RECORDS = 1024
+"""Maximum number of records, of which the oldest are deleted first. On most disks a file takes 4 KiB, and all of them
+4 MiB."""
+
+
+def verify(path: str | Path, *, processes: int | None = None) -> dict[str, Any]:
+    """Re-prove a saved network's bound by a separate program that shares no code with this one.
+
+    If every certificate in the folder is re-proved, that is remembered on this machine, for these files.
+
+    Parameters
+    ----------
+    path : str or path
+        The folder that `Network.save` wrote.
+    processes : int, optional
+        The number of processes to use. By default, one per core.
+
+    Returns
+    -------
+    dict
+        The verdict, as `attnc verify --json` prints it: `proved`, `bound`, `reason` and more.
+
+    Raises
+    ------
+    FileError
+        If the files cannot be read.
+    InputError
+        If `path` is not a path, or `processes` not a number ≥ 1.
+
+    Examples
+    --------
+    >>> import tempfile, attnc
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     attnc.compile("sin(x)", {"x": (-1, 1)}, eps=1e-3).save(f"{folder}/net")
+    ...     attnc.verify(f"{folder}/net", processes=1)["proved"]
+    True
+    """
+    folder = require_folder(folder_named(path))
+    options = [] if processes is None else ["--processes", str(whole_number("processes", processes, 1))]
+    before = fingerprints(folder)
+    command = [sys.executable, "-m", "attnc_checker", "--json", *options, "--", folder]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
+    try:
+        verdict: dict[str, Any] = json.loads(done.stdout)
+    except ValueError:
+        problem = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+        raise FileError(f"the checker broke off, and nothing was decided: {problem[0]}") from None
+    if done.returncode > 1:
+        raise FileError(verdict["reason"])
+    if done.returncode == 0:
+        remember(folder, before)
+    return verdict
+
+
+def fingerprint(digests: Mapping[str, str], certificate: str) -> str | None:
+    """Return the fingerprint of a claim, from the hashes of its files by name; None if there is no checker to name.
+
+    The structure of a network, its expression and its box are in config.json, so the hash of the weights is not enough.
+    """
+    checker = _checker_digest()
+    if checker is None:
+        return None
+    parts = (checker, digests[CONFIG], digests[WEIGHTS], certificate, digests[certificate])
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def fingerprints(folder: str | Path) -> frozenset[str]:
+    """Return the fingerprints of all certificates in a folder; none if a file cannot be read."""
+    try:
+        names = [name for name in os.listdir(folder) if CERTIFICATE.fullmatch(name)]
+        digests = {name: _digest(os.path.join(folder, name)) for name in (CONFIG, WEIGHTS, *names)}
+    except (OSError, FileError):
+        return frozenset()
+    found = (fingerprint(digests, name) for name in names)
+    return frozenset(each for each in found if each is not None)
+
+
+def remember(folder: str | Path, before: frozenset[str]) -> bool:
+    """Record that a folder was re-proved. Return whether that was possible.
+
+    `before` are its fingerprints from before the proof: if a file was changed since, nothing is recorded.
+    """
+    records = _records()
+    if records is None or not before or fingerprints(folder) != before:
+        return False
+    try:
+        os.makedirs(os.path.dirname(records), exist_ok=True)
+        with suppress(FileExistsError):
+            os.mkdir(records, 0o700)
+        if not _is_private(records):
+            return False
+        for each in before:
+            path = os.path.join(records, each)
+            write_file_whole(path, _content(each))
+            os.chmod(path, 0o600)
+        entries = sorted(os.scandir(records), key=lambda entry: entry.stat(follow_symlinks=False).st_mtime)
+        for entry in entries[:-MAX_RECORDS]:
+            os.unlink(entry.path)
+    except (OSError, FileError):
+        return False
+    return True
+
+
+def is_remembered(wanted: str | None) -> bool:
+    """Return whether the files of this fingerprint were re-proved on this machine, by this user."""
+    records = _records()
+    if records is None or wanted is None:
+        return False
+    path = os.path.join(records, wanted)
+    try:
+        if not (_is_private(records) and _is_private(path)):
+            return False
+        with open_regular(path) as file:
+            return file.read(len(_content(wanted)) + 1) == _content(wanted)
+    except (OSError, FileError):
+        return False
+
+
+def _content(wanted: str) -> bytes:
+    return f"re-proved by attnc verify: {wanted}\n".encode()
+
+
+def _is_private(path: str) -> bool:
+    """Return whether a file or folder, which is no link, belongs to this user, and nobody else can write it."""
+    found = os.lstat(path)
+    if os.name == "nt":  # its files have neither numbers of users nor bits for others; a profile is its user's own
+        return not stat.S_ISLNK(found.st_mode)
+    return not stat.S_ISLNK(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
+
+
+def _records() -> str | None:
+    """Return the folder of the records; None if the user has no cache folder."""
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(given):  # the XDG specification: other values are ignored
+        ways = {"darwin": "~/Library/Caches", "win32": os.environ.get("LOCALAPPDATA") or "~/AppData/Local"}
+        given = os.path.expanduser(ways.get(sys.platform, "~/.cache"))
+    return os.path.join(given, "attnc", "re-proved") if os.path.isabs(given) else None
+
+
+def _digest(path: str) -> str:
+    with open_regular(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@functools.cache
+def _checker_digest() -> str | None:
+    """Return the hash of the checker: its sources, and the version of the arithmetic that it computes with."""
+    spec = find_spec("attnc_checker")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    digest = hashlib.sha256()
+    try:
+        digest.update(version("python-flint").encode())
+        for root in spec.submodule_search_locations:
+            for path in sorted(Path(root).rglob("*.py")):
+                digest.update(f"\n{path.relative_to(root).as_posix()} {_digest(str(path))}".encode())
+    except (OSError, FileError, PackageNotFoundError):
+        return None
+    return digest.hexdigest()
