@@ -47,6 +47,12 @@ def test_auto_brings_a_proof_and_is_no_larger_than_the_papers_grid(source, box, 
     assert attnc.load(tmp_path / "net").certificate == claim
 
 
+def test_auto_brings_a_proof_in_four_variables():
+    """A spectral grid would be the cheapest, but nothing is proved about it."""
+    box = {"a": (-2.9, -2.7), "b": (0, 0.25), "c": (8, 9), "d": (5, 6)}
+    assert attnc.compile("(1 + b)*atan(c) + sigmoid(d) + tanh(a)", box, 0.1).certificate.method == "staged proof"
+
+
 @pytest.mark.parametrize(
     ("source", "box", "error", "words"),
     [

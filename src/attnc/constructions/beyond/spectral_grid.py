@@ -362,9 +362,12 @@ time of the proof; not tuned."""
 def _suits(target: Target, request: Request) -> bool:
     """Accept continuous functions for which the prover is expected to reach eps. In L_p norms, accept no kinks.
 
-    With a kink, the whole grid would have to be as fine as at the kink.
+    With a kink, the whole grid would have to be as fine as at the kink. Grids of expressions in many variables are not
+    proved.
     """
     if request.is_plain(target):
+        if target.expression is not None:
+            return target.box.d <= MAX_VARIABLES
         return target.given is None or _cells_to_prove(target, request.goal) <= MAX_LEAVES
     if request.p == math.inf or SPECTRAL_GRID.why_not(target, request) or target.expression is None:
         return False
