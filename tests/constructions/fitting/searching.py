@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attnc.constructions.construction import Request
 from attnc.constructions.fitting.adaptive_partition import AdaptivePartition, LeafSearch
-from attnc.constructions.fitting.grid_partition import self_attention
+from attnc.constructions.fitting.cell_head import self_attention
 from attnc.targets.target import Target
 
 

@@ -11,7 +11,7 @@ import attnc
 from attnc.constructions import attention_softmax, max_affine, two_layer
 from attnc.constructions.built import Built
 from attnc.constructions.fitting.bumps import Steps
-from attnc.constructions.fitting.grid_partition import CellHead
+from attnc.constructions.fitting.cell_head import CellHead
 from attnc.errors import BoundNotMet
 from attnc.ir import Softmax
 from attnc.network import Network

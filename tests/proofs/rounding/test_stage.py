@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import attnc
 from attnc.constructions import max_affine
-from attnc.constructions.fitting.grid_partition import CellHead, self_attention
+from attnc.constructions.fitting.cell_head import CellHead, self_attention
 from attnc.constructions.fitting.selection import Positions
 from attnc.constructions.fitting.stored_head import store
 from attnc.engines.numpy_engine import NumpyEngine

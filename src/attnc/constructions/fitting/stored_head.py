@@ -12,7 +12,7 @@ import numpy as np
 
 from attnc.constructions.built import Built
 from attnc.constructions.construction import FIT, Construction, Request, for_eps, one_variable, refuse
-from attnc.constructions.fitting.grid_partition import CellHead, self_attention
+from attnc.constructions.fitting.cell_head import CellHead, self_attention
 from attnc.constructions.fitting.minimax import Function, chebyshev, fit_values, highest
 from attnc.constructions.fitting.selection import Positions, num_positions
 from attnc.errors import InputError, whole_number

@@ -7,7 +7,7 @@ import math
 from attnc.constructions.built import Built, Progress
 from attnc.constructions.construction import MAX_ANCHORS, MAX_BYTES, Request, one_input
 from attnc.constructions.fitting.adaptive_partition import cell_construction
-from attnc.constructions.fitting.grid_partition import self_attention
+from attnc.constructions.fitting.cell_head import self_attention
 from attnc.targets.target import Target
 
 

@@ -7,7 +7,7 @@ import math
 from attnc.constructions.built import Built, Progress
 from attnc.constructions.construction import MAX_ANCHORS, MAX_BYTES, Request
 from attnc.constructions.fitting.adaptive_partition import cell_construction
-from attnc.constructions.fitting.grid_partition import CellHead, read_first
+from attnc.constructions.fitting.cell_head import CellHead, read_first
 from attnc.ir.building import AffineBuilder
 from attnc.ir.program import Program, token_shape
 from attnc.ir.spec import check

@@ -10,7 +10,7 @@ import numpy as np
 from attnc.constructions.built import Built, Progress
 from attnc.constructions.construction import MAX_ANCHORS, MAX_BYTES, Request
 from attnc.constructions.fitting.bumps import BumpBuilder, BumpCells, Steps, bump_construction
-from attnc.constructions.fitting.grid_partition import read_first
+from attnc.constructions.fitting.cell_head import read_first
 from attnc.constructions.fitting.selection import bytes_per_anchor
 from attnc.ir.building import AffineBuilder, Attending
 from attnc.ir.layers import Affine, Attention

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnc.constructions.fitting.adaptive_partition import (
+from attnc.constructions.fitting.lattice_leaves import (
     GradedLattice,
     LatticeLeaves,
     profile,
