@@ -1,6 +1,6 @@
 """A certificate: the norm of f − network is ≤ bound, for these weights, on this box, in this arithmetic.
 
-This file alone reads and writes the JSON of certificates; everything else works on the typed evidence of `proof`.
+Only this file reads and writes the JSON of certificates. All other code uses the typed evidence of `proof`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from attnc.proofs.proof import Evidence, HeadProof, Leaves, Points, Proof, Stage
 from attnc.targets.box import Box, show_intervals
 
 FORMAT = "attnc.certificate/1"
-TAIL = "tail"  # the first entry of a leaf that is a half-line, before its side
+TAIL = "tail"  # the first entry of a leaf that is a half-line; the second one is its side
 TAILS = "beyond the core of the box the bound is for exact arithmetic: rounding grows with |x| there"
 E = TypeVar("E", Leaves, Stages, Points)
 CLAIM_FIELDS = ("dtype", "norm", "bound", "observed", "terms", "assumptions", "method", "complete")
@@ -65,7 +65,7 @@ class Certificate:
     Attributes
     ----------
     bound : float or None
-        The bound that was proved, rounding included; None where none was.
+        The bound that was proved, rounding included. None if no bound was proved.
     observed : float or None
         The largest error seen at samples. It proves nothing.
     terms : tuple of Term
@@ -119,17 +119,17 @@ class Certificate:
 
     @property
     def by_leaves(self) -> Leaves | None:
-        """The leaves, where the proof is by leaves."""
+        """The leaves, if the proof is by leaves."""
         return self._evidence(Leaves)
 
     @property
     def by_heads(self) -> Stages | None:
-        """The heads, where the proof is head by head."""
+        """The heads, if the proof is head by head."""
         return self._evidence(Stages)
 
     @property
     def at_points(self) -> Points | None:
-        """The points, where the claim is about the finitely many points of a table, and about nothing between them."""
+        """The points, if the claim is about the points of a table. It then states nothing about other points."""
         return self._evidence(Points)
 
     @property
@@ -138,12 +138,12 @@ class Certificate:
 
     @property
     def num_points(self) -> int:
-        """The number of points that the claim of a table is about, 0 for other claims."""
+        """The number of points of the table that the claim is about, or 0 if it is not about a table."""
         return 0 if self.at_points is None else self.at_points.count
 
     @property
     def num_leaves(self) -> int:
-        """The number of leaves over the whole box, tails among them."""
+        """The number of leaves, tails included."""
         return len(self._leaves.leaves) + len(self._leaves.tails)
 
     @property
@@ -153,7 +153,7 @@ class Certificate:
 
     @property
     def leaf_bounds(self) -> Float[np.ndarray, " leaves"]:
-        """The bound of every leaf, tails apart; there are none where the proof is not by leaves."""
+        """The bounds of the leaves, without tails. Empty if the proof is not by leaves."""
         return self._leaves.bounds
 
     @property
@@ -165,12 +165,12 @@ class Certificate:
 
     @property
     def error(self) -> float | None:
-        """The bound, or the observed error where nothing was proved."""
+        """The bound, or the observed error if no bound was proved."""
         return self.observed if self.bound is None else self.bound
 
     @property
     def pointwise_bound(self) -> float | None:
-        """The bound where it holds at every point of the box: neither an L_p norm for p < ∞ nor a table's is one."""
+        """The bound if it holds at every point of the box. None for an L_p norm with p < ∞, and for a table."""
         return self.bound if self.norm == "inf" and not self.is_of_table else None
 
     @property
@@ -182,11 +182,11 @@ class Certificate:
 
     @property
     def core(self) -> tuple[float, float] | None:
-        """The finite part of an infinite box, beyond which the bound is that of tails in exact arithmetic."""
+        """The finite part of an infinite box. Beyond it, the bound is that of the tails, in exact arithmetic."""
         return self._leaves.core
 
     def proved(self, proof: Proof, method: str) -> Certificate:
-        """The certificate with the bound, the terms and the evidence of a proof."""
+        """Return the certificate with the bound, the terms and the evidence of a proof."""
         has_tails = isinstance(proof.evidence, Leaves) and proof.evidence.tails
         return dataclasses.replace(
             self,
@@ -200,7 +200,7 @@ class Certificate:
         )
 
     def cells(self, box: Box) -> tuple[Float[np.ndarray, "leaves d"], Float[np.ndarray, "leaves d"]]:
-        """The lower and upper ends of the leaves, tails apart, in floating point: for pictures and messages."""
+        """Return the lower and upper ends of the leaves, without tails. They are rounded: for pictures and messages."""
         if self.core is not None:
             box = Box.parse([self.core], box.names)
         leaves = self._leaves.leaves
@@ -210,7 +210,7 @@ class Certificate:
         return lo, lo + box.widths / 2.0**level
 
     def worst_box(self, box: Box) -> dict[str, tuple[float, float]] | None:
-        """The leaf with the largest bound."""
+        """Return the ends of the leaf with the largest bound, by variable. None if there are no leaves."""
         if not len(self.leaf_bounds):
             return None
         lo, hi = self.cells(box)
@@ -218,12 +218,12 @@ class Certificate:
         return {name: (float(a), float(b)) for name, a, b in zip(box.names, lo[worst], hi[worst], strict=True)}
 
     def worst_place(self, box: Box) -> str:
-        """The same in words, where the ledger is that of one leaf: not for a norm, a tail, or a proof head by head."""
+        """Return the worst box as text, or "" if the ledger is not that of one leaf: for norms, tails and heads."""
         found = self.worst_box(box) if self.norm == "inf" and all(term.name != "tail" for term in self.terms) else None
         return show_intervals(found or {})
 
     def to_json(self, expression: str | None, box: Box) -> dict[str, Any]:
-        """All but the hash of the weights, which the writer of the files adds."""
+        """Return the certificate as JSON, without the hash of the weights, which the writer of the files adds."""
         leaves, heads, points = self._leaves, self.by_heads or Stages((), ()), self.at_points
         return {
             "format": FORMAT,
@@ -242,7 +242,7 @@ class Certificate:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Certificate:
-        """The certificate that a file states; FileError where a field is missing, does not fit or contradicts one."""
+        """Read a certificate. Raise FileError if a field is missing, has another type, or contradicts another field."""
         try:
             if data["format"] != FORMAT:
                 raise FileError(
@@ -259,7 +259,7 @@ class Certificate:
         return claim
 
     def _require_consistent(self) -> None:
-        """ValueError where a size is negative, or the bound is below one of its parts: something was changed."""
+        """Raise ValueError if a size is negative, or the bound is below one of its parts: then the file was changed."""
         heads = () if self.by_heads is None else self.by_heads.heads
         sizes = [self.bound, self.observed, self.truncation, *(term.value for term in self.terms), *self.leaf_bounds]
         for size in (*sizes, *(size for head in heads for size in (head.bound, head.carrier_size))):
@@ -275,7 +275,7 @@ class Certificate:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON has it: tuples are lists, terms are objects, leaves are lists of their entries."""
+    """Return a value as JSON: tuples become lists, terms become objects, leaves become lists of their entries."""
     if isinstance(value, Leaves):
         return [leaf.as_json() for leaf in value.leaves]
     if isinstance(value, Term):
@@ -284,12 +284,12 @@ def _plain(value: Any) -> Any:
 
 
 def _stated(**fields: Any) -> dict[str, Any]:
-    """The fields that are not empty."""
+    """Return the fields that are not empty."""
     return {name: _plain(value) for name, value in fields.items() if value}
 
 
 def _head_json(head: HeadProof) -> dict[str, Any]:
-    """The entry of a head; optional fields stand in it where they are stated."""
+    """Return the entry of a head. Optional fields without a value are left out."""
     is_like = head.like is not None or head.leaves is None
     bounds = np.zeros(0) if is_like or head.leaves is None else head.leaves.bounds
     bounds = bounds if (bounds < head.bound).any() else np.zeros(0)
@@ -301,7 +301,7 @@ def _head_json(head: HeadProof) -> dict[str, Any]:
 
 
 def _read_evidence(data: Mapping[str, Any]) -> Evidence | None:
-    """The evidence of the one kind that the data has; ValueError where it has several."""
+    """Return the evidence. Raise ValueError if the data has several kinds of it."""
     leaves, bounds = (_typed(data[name], list) for name in ("leaves", "leaf_bounds"))
     stages, points = _typed(data["stages"], list), data.get("points")
     stated = {"leaves": bool(leaves or bounds), "stages": bool(stages), "points": points is not None}
@@ -338,7 +338,7 @@ def _read_leaves(data: Mapping[str, Any]) -> Leaves:
 
 
 def _read_heads(entries: list[Any]) -> tuple[HeadProof, ...]:
-    """Heads; one that is like another has its function, interval and bound, and no leaves of its own."""
+    """Read the heads. A head that is like an earlier one has its function, interval and bound, and no leaves."""
     found: dict[str, HeadProof] = {}
     before: dict[str, dict[str, Any]] = {}
     try:
@@ -369,9 +369,9 @@ NAMES = {str: "text", int: "a whole number", float: "a number", bool: "true or f
 
 
 def _typed(value: Any, kind: Any) -> Any:
-    """A JSON value as a type: text, a number, a tuple, a dataclass, or None where that is allowed.
+    """Convert a JSON value to a type: text, a number, a tuple, a dataclass, or None where that is allowed.
 
-    TypeError or ValueError where it is another one, KeyError where a field is missing.
+    Raise TypeError or ValueError if it has another type, and KeyError if a field is missing.
     """
     if type(value) is kind and kind is not float:
         return value

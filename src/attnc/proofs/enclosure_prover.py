@@ -1,10 +1,9 @@
-"""Programs of several stages, proved by enclosure leaves; and single stages that select a cell of a grid.
+"""Programs of several stages, and single stages that select a cell of a grid, proved by enclosure leaves.
 
-Cells are cut where the first stage turns from one flat part to another. Where the last stage selects a cell of a grid,
-f is compared with the values that can be selected, found axis by axis (`kinds.axis_keys`); a single stage that selects
-is proved like this, too. In other chains every stage is enclosed on a piece of a cell over the enclosure of the one
-before it (`kinds.enclosure`), from its stored weights, rounding included. Any chain of attention layers and softmaxes
-can be proved like this; soft ones take small cells.
+Cells are cut where the first stage changes from one flat part to another. If the last stage selects a cell of a grid,
+f is compared with the values that can be selected, which are found axis by axis (`kinds.axis_keys`). In other chains
+every stage is enclosed on a piece of a cell, over the enclosure of the stage before it (`kinds.enclosure`), from its
+stored weights, rounding included. This proves any chain of attention layers and softmaxes. Soft ones take small cells.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ MOST_ENCLOSED_CELLS = 50_000  # the most cells for an L_p norm, all of which bec
 
 
 class EnclosureProver(Prover):
-    """Chains of stages, of up to four variables."""
+    """Proves chains of stages of up to four variables."""
 
     name = "enclosure"
 
@@ -41,14 +40,14 @@ class EnclosureProver(Prover):
             return False
         if num_softmaxes(program) != 1:
             return True
-        # A grid takes far fewer leaves axis by axis, and they are checked sooner.
+        # A grid takes far fewer leaves axis by axis, and the check is faster.
         selects = request.has_theorem and request.p == math.inf
         return selects and target.expression is not None and target.box.d > 1
 
     def prove(self, program: Program, target: Target, request: ProofRequest) -> Proof:
-        """ProgramError where stages cannot be enclosed.
+        """Prove a bound. Raise ProgramError if stages cannot be enclosed.
 
-        Cells are halved until the bound is at most eps and LOOSE_ENCLOSURE times the error that was seen.
+        Cells are halved until the bound is at most eps, and at most LOOSE_ENCLOSURE times the error that was seen.
         """
         require_same_shapes(program, target)
         p, eps, observed, box = request.p, request.eps, request.observed, target.box

@@ -16,13 +16,13 @@ from attnc.targets.box import Box
 
 @dataclass(frozen=True)
 class ErrorNode:
-    """The part of the bound that one source adds: for a head its own error times its growth up to the output."""
+    """The part of the bound that one source adds. For a head it is its own error times the growth up to the output."""
 
     name: str
     what: str
     adds: float
-    share: float  # of the whole ledger
-    own: float | None = None  # for a head: its distance from the function that it computes, on `interval`
+    share: float  # the share of the whole ledger
+    own: float | None = None  # for a head: its distance from its function on `interval`
     grows: float | None = None  # adds / own
     interval: tuple[float, float] | None = None
     children: tuple[ErrorNode, ...] = ()
@@ -37,8 +37,10 @@ class ErrorNode:
 
 
 def error_tree(certificate: Certificate, box: Box | None = None) -> ErrorNode:
-    """The root is the bound, with the place in the box where it is largest. Heads stand under their stage, in the order
-    in which the program runs them."""
+    """Return the tree. Its root is the bound, with the part of the box where it is largest.
+
+    Heads are the children of their stage, in the order in which the program runs them.
+    """
     total = math.fsum(term.value for term in certificate.terms)
 
     def share(value: float) -> float:
@@ -61,7 +63,7 @@ def error_tree(certificate: Certificate, box: Box | None = None) -> ErrorNode:
 
 
 def _by_term(heads: Sequence[HeadProof]) -> list[list[HeadProof]]:
-    """Heads of one stage that bring one term of the ledger together, as the units of a layer of a ReLU network."""
+    """Group the heads of one stage that share a term of the ledger, such as the units of a layer of a ReLU network."""
     groups: dict[tuple[str, str], list[HeadProof]] = {}
     terms = {head.name: head.term for head in heads if head.like is None}
     for head in heads:
@@ -70,31 +72,31 @@ def _by_term(heads: Sequence[HeadProof]) -> list[list[HeadProof]]:
 
 
 def _head(same: list[HeadProof], left: dict[str, Term], share: Callable[[float], float]) -> ErrorNode:
-    """The first of these heads, and the term of the ledger that they bring, which is then no longer left."""
+    """Return the node of heads that share a term of the ledger, and remove that term from `left`."""
     head, others = same[0], len(same) - 1
     argument = _readable(head.argument_as or head.argument)
     what = _applied(head.function, argument, None if head.carrier is None else _readable(head.carrier))
     what += f", and {others} more of this kind" if others else ""
     term, own = left.pop(head.term, None), max(one.bound for one in same)
-    if term is None:  # a head of another stage, of the same function of the same argument, has it
+    if term is None:  # it was counted for a head of another stage with the same function and argument
         return ErrorNode(head.name, what, 0.0, 0.0, own, 0.0, head.interval)
     grows = term.value / own if own > 0 else None
     return ErrorNode(head.name, what, term.value, share(term.value), own, grows, head.interval)
 
 
 def _readable(text: str) -> str:
-    """A sum as one writes it: y - x, for 1*y + -1*x + 0."""
+    """Return a sum in its usual form: y - x for 1*y + -1*x + 0."""
     text = re.sub(r"(?<![\w.*])1\*", "", text).replace("+ -", "- ")
     return re.sub(r" [+-] 0$", "", text)
 
 
 def _applied(function: str, argument: str, carrier: str | None) -> str:
-    """carrier·g(argument)."""
+    """Return the text of carrier·g(argument)."""
     at = re.sub(r"\bt\b", lambda _: _factor(argument), function)
     at = at.replace(f"({_factor(argument)})", f"({argument})") if _factor(argument) != argument else at
     return at if carrier is None else f"{_factor(carrier)}·{_factor(at)}"
 
 
 def _factor(text: str) -> str:
-    """In brackets unless it is a name, a number, a call, or in brackets already."""
+    """Return the text in brackets, unless it is a name, a number, a call, or already in brackets."""
     return text if re.fullmatch(r"[\w.]*(\([^()]*\))?", text) else f"({text})"

@@ -1,4 +1,4 @@
-"""Programs of one attention stage, proved by leaves over dyadic cells: the largest error, or its L_p norm."""
+"""Programs of one attention stage, proved by leaves over dyadic cells: the largest error, or an L_p norm of it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from attnc.proofs.stages.extraction import OneStage, stages
 from attnc.targets.target import Target
 
 MAX_VARIABLES, MAX_SELECTING_VARIABLES = 3, 4
-"""The most variables of Taylor leaves, and of selection leaves: with more variables the leaves are too many."""
+"""Largest numbers of variables for Taylor leaves and for selection leaves. More variables take too many leaves."""
 LEAST_TOLERANCE, BESIDE_ROUNDING = 0.003, 0.01
 """The least tolerance where eps is close to the error that was seen, and where rounding takes up the rest of the
 tolerance. Chosen, not measured."""
@@ -60,11 +60,11 @@ NORM_ORDER = 4  # the order of Taylor leaves for a norm where no goal helps to c
 
 
 KindMaker = Callable[[OneStage, Target], Kind]
-"""Makes a kind for a stage in exact arithmetic against a target; the rounding of engines is added to its bounds."""
+"""A function that makes a kind for a stage and a target, with bounds for exact arithmetic. Rounding is added later."""
 
 
 class LeavesProver(Prover):
-    """Taylor, interpolant and selection leaves; the kinds of further makers are tried on every cell besides."""
+    """Proves by Taylor, interpolant and selection leaves. The kinds of further makers are also tried on every cell."""
 
     name = "leaves"
 
@@ -79,22 +79,22 @@ class LeavesProver(Prover):
         return request.has_theorem and request.p == math.inf and target.box.d <= MAX_SELECTING_VARIABLES
 
     def prove(self, program: Program, target: Target, request: ProofRequest) -> Proof:
-        """ProgramError where the program is not one attention stage over the inputs of the target.
+        """Prove a bound. Raise ProgramError if the program is not one attention stage over the inputs of the target.
 
-        No bound is sought that is much closer than the tolerance to the error that was seen, or below the rounding of
-        engines, or, in several variables, far below eps. Where only values of the target are known, and a bound of its
-        slopes, leaves are many, and no bound below eps is sought at all.
+        The search stops at a bound that is within the tolerance of the error that was seen, or at the rounding of
+        engines, or in several variables far below eps. If only values of the target and a bound of its slopes are
+        known, there are many leaves, and the search stops at eps.
         """
         found, rounds = stages(program), roundings(program)
         by_local_models = _has_local_model(target) and target.box.d <= MAX_VARIABLES
         if by_local_models and len(found) != 1:
-            raise ProgramError(f"the outputs are read from {len(found)} query tokens; a proof is for one")
+            raise ProgramError(f"the outputs are read from {len(found)} query tokens; these leaves prove only one")
         require_same_shapes(program, target)
         if not by_local_models:
             return _by_selection(found, rounds, target, request)
         stage, outputs = found[0]
         rounding = StageRounding(stage, rounds[0], request.truncation)
-        # The level is a little above the largest rounding at sampled points and at the corners.
+        # The level of rounding is a little above the largest rounding at sampled points and at the corners.
         box = target.box.core(REACHES[0])
         places = np.random.default_rng(0).random((ROUNDING_POINTS, box.d))
         corners = np.array(list(itertools.product((0.0, 1.0), repeat=box.d)))
@@ -104,7 +104,7 @@ class LeavesProver(Prover):
 
 
 def _has_local_model(target: Target) -> bool:
-    """Whether there are polynomials of the target on cells, and its input is one vector."""
+    """Return whether the target has polynomials on cells, and its input is one vector."""
     is_known = target.expression is not None or target.interpolated is not None
     return is_known and target.input_shapes == ((target.box.d,),)
 
@@ -112,10 +112,10 @@ def _has_local_model(target: Target) -> bool:
 def _by_selection(
     found: Sequence[tuple[OneStage, np.ndarray]], rounds: Sequence[Roundings], target: Target, request: ProofRequest
 ) -> Proof:
-    """Any target that is enclosed over cells: sequences, two inputs, code with a constant, four variables.
+    """Prove any target that has enclosures over cells: sequences, two inputs, code with a constant, four variables.
 
-    There may be any number of query tokens, cross-attention included: the outputs of each are proved by selection
-    leaves of their own, on the same cells. Only enclosures of the target over cells are used.
+    There may be any number of query tokens, also with cross-attention. The outputs of each token are proved by
+    selection leaves of their own, on the same cells.
     """
     goal = max(request.eps, (1 + request.tolerance) * request.observed)
     parts = []
@@ -127,7 +127,7 @@ def _by_selection(
 
 
 def _with_jumps(target: Target, found: Covering) -> dict[str, float]:
-    """The terms of an L_p norm; those of cells across which the target jumps are gathered in a term of their own."""
+    """Return the terms of an L_p norm. The share of cells across which the target jumps becomes the term "jump"."""
     if target.expression is None or target.is_continuous or found.shares is None:
         return found.ledger
     cells = cells_within(target.box, *cell_boxes(target.box, found.cells.level, found.cells.index))
@@ -138,11 +138,11 @@ def _with_jumps(target: Target, found: Covering) -> dict[str, float]:
 
 
 def _with_outputs(target: Target, outputs: np.ndarray) -> Target:
-    """The target with its outputs in the order of the stage's."""
+    """Return the target with its outputs in the order of those of the stage."""
     if np.array_equal(outputs, np.arange(target.num_outputs)):
         return target
     if target.expression is None:
-        raise ProgramError(f"the stage makes the outputs in the order {outputs.tolist()}, not in the target's")
+        raise ProgramError(f"the stage makes the outputs in the order {outputs.tolist()}, not in that of the target")
     chosen = copy.copy(target)
     trees = tuple(target.expression.outputs[i] for i in outputs)
     chosen.expression = dataclasses.replace(target.expression, outputs=trees)
@@ -151,7 +151,7 @@ def _with_outputs(target: Target, outputs: np.ndarray) -> Target:
 
 @dataclass(frozen=True, eq=False)
 class _PerQuery(Kind):
-    """Kinds for the outputs of several query tokens, on the same cells."""
+    """One kind for each query token, on the same cells. Together they bound all outputs."""
 
     parts: tuple[tuple[Kind, Int[np.ndarray, " outputs"]], ...]
     num_outputs: int
@@ -230,11 +230,11 @@ class _StageTask:
         return proof_by_leaves(found, ledger=_with_jumps(self.target, found))
 
     def _without_tails(self, goal: float) -> tuple[_StageTask, dict[int, float]]:
-        """For an infinite box: the task on the finite core that leaves have to cover, and bounds beyond it, by side.
+        """Split an infinite box: return the task on a finite core, and the bounds of the tails beyond it, by side.
 
-        The smallest core is taken beyond which bounds meet the goal, or are below the rounding at its ends; if there is
-        none, the core with the smallest bounds. InputError if there are no bounds beyond any core: those of
-        gelu(x − 20), for example, begin beyond 16 only.
+        The core is the smallest one whose tails meet the goal, or are below the rounding at its ends. If there is none,
+        it is the core with the smallest bounds of tails. Raise InputError if no core has bounds of its tails. The first
+        cores may have none: those of gelu(x − 20), for example, begin beyond 16.
         """
         box, expression = self.target.box, self.target.expression
         if box.is_bounded or expression is None:
@@ -265,7 +265,7 @@ class _StageTask:
         return dataclasses.replace(self, target=target), found[0]
 
     def _ways(self, goal: float) -> list[_Way]:
-        """Taylor leaves with mean values at kinks, or selection leaves; the more promising way comes first."""
+        """Return the ways to try, the best one first: Taylor leaves with mean values at kinks, or selection leaves."""
         degrees = None if self.target.interpolated is None else DEGREES
         order, level = choose_order(self._local, self.target.box, goal, orders=degrees)
         taylor, selection = self._rounded(self._local(order)), self._selection
@@ -277,9 +277,9 @@ class _StageTask:
         return [_Way((selection, *self._more), None, selects=True), by_taylor] if selects else [by_taylor]
 
     def _way_of_norm(self, goal: float) -> _Way:
-        """The kinds for an L_p norm, to which all cells matter: chosen on cells of the size of a key's own.
+        """Return the kinds for an L_p norm. They are compared on cells of about the size that belongs to one key.
 
-        `goal` is about the error that is wanted at points: cells across a jump never reach it.
+        `goal` is about the error that is wanted at points. Cells across a jump never reach it.
         """
         taylor, selection, level = self._rounded(self._local(NORM_ORDER)), self._selection, None
         if self._num_keys > FEW_KEYS:
@@ -293,9 +293,9 @@ class _StageTask:
         return _Way((taylor, selection, *self._at_kinks, *self._more), level)
 
     def _selects(self, taylor: Kind, level: int) -> bool:
-        """Whether selection leaves do better on a few random cells of the level.
+        """Return whether selection leaves have the smaller bounds on a few random cells of the level.
 
-        Cells may be too coarse for any Taylor leaf where those half as wide are easy for it.
+        One level is not enough to decide: cells may be too coarse for Taylor leaves, and those half as wide easy.
         """
         index = np.random.default_rng(0).integers(0, 2**level, (PILOT_CELLS, self.target.box.d))
         cells, goal = cell_boxes(self.target.box, level, index), Goal(np.inf, 1.0)
@@ -312,7 +312,7 @@ class _StageTask:
 
     @property
     def _at_kinks(self) -> tuple[Kind, ...]:
-        """Mean values."""
+        """Mean value forms, if the target is an expression."""
         expression, box = self.target.expression, self.target.box
         return () if expression is None else (self._rounded(TaylorKind.at_kinks(self.stage, expression, box)),)
 
@@ -321,7 +321,7 @@ class _StageTask:
         return tuple(self._rounded(make(self.stage, self.target)) for make in self.makers)
 
     def _local(self, order: int) -> Kind:
-        """Polynomials on both sides."""
+        """Return the kind with Taylor polynomials or interpolants of the target."""
         if self.target.expression is not None:
             return TaylorKind.of(self.stage, self.target.expression, order)
         assert self.target.interpolated is not None

@@ -1,4 +1,4 @@
-"""The observed error: the largest difference seen at a dense sample. It proves nothing, and is never called a bound."""
+"""The observed error: the largest difference at a dense sample. It proves nothing, and is never called a bound."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from attnc.targets.target import Target
 MAX_SAMPLES = 20_000  # the most points of a sample; chosen, not measured
 MAX_WORK = 4 * 10**8  # the most scores that a sample may cost: about two seconds of exponentials
 OCTAVES, PER_OCTAVE = 44, 8
-"""Octaves towards each end of an interval, and points in each: keys may be graded to an end, and errors are then waves
-in log x."""
+"""Number of octaves towards each end of an interval, and of points in each. Keys may be graded towards an end. The
+error is then a wave in log x, and points at equal distances would miss it."""
 NEAR_ASYMPTOTE = 1e-3
 """On an infinite box, samples end where the expression is this close to its asymptotes. Chosen, not measured."""
 UPHILL_STARTS, UPHILL_ROUNDS = 32, 6
@@ -33,9 +33,9 @@ LOOKS = 1024
 
 
 def sample_points(box: Box, count: int, seed: int = 0) -> Float[np.ndarray, "points d"]:
-    """A grid over the box, its corners included, and as many random points; sorted along the first axis.
+    """Return a grid over the box, corners included, and as many random points, sorted along the first axis.
 
-    Random corners take the place of the grid where two points per axis would already be too many.
+    If two points per axis would already be too many, random corners replace the grid.
     """
     rng = np.random.default_rng(seed)
     if box.d > math.log2(count / 2):
@@ -66,10 +66,10 @@ def observed_error(
     p: float = math.inf,
     seed: int = 0,
 ) -> float:
-    """The error seen at kinks and at a sample as dense as MAX_WORK allows; `evaluate` maps flat points to flat ones.
+    """Return the error at kinks and at a sample as dense as MAX_WORK allows. `evaluate` maps points to outputs, flat.
 
-    For p = ∞ the largest, followed uphill from the worst points; otherwise the L_p norm over the box, by quadrature.
-    Where the claim is about finitely many points, all of them are sampled, and no others.
+    For p = ∞ it is the largest error, and a search goes uphill from the worst points. Otherwise it is the L_p norm over
+    the box, by quadrature. If the claim is about finitely many points, the sample is all of these points.
     """
     claimed = target.check_points()
     if claimed is not None:
@@ -89,7 +89,7 @@ def observed_error(
 
 
 def _reach(target: Target) -> float:
-    """The distance from 0 beyond which a target on an infinite box is nearly affine, where that can be found."""
+    """Return a distance from 0 beyond which a target on an infinite box is nearly affine, or REACH if none is found."""
     box = target.box
     if target.expression is None or box.d > 1:
         return REACH
@@ -104,7 +104,7 @@ def _reach(target: Target) -> float:
 
 
 def _at_ends(box: Box) -> Float[np.ndarray, "points d"]:
-    """PER_OCTAVE points in every octave towards each end of an interval; none for boxes of several variables."""
+    """Return PER_OCTAVE points in every octave towards each end of an interval, or none for several variables."""
     if box.d > 1:
         return np.zeros((0, box.d))
     inward = box.widths * 2.0 ** -(1 + np.arange(OCTAVES * PER_OCTAVE)[:, None] / PER_OCTAVE)
@@ -112,7 +112,7 @@ def _at_ends(box: Box) -> Float[np.ndarray, "points d"]:
 
 
 def _uphill(errors_at: Callable[[np.ndarray], np.ndarray], box: Box, points: np.ndarray, errors: np.ndarray) -> float:
-    """The largest error found by random steps from the worst points of a sample, each round with shorter steps."""
+    """Return the largest error found by random steps from the worst points of a sample. Each round halves the steps."""
     rng = np.random.default_rng(1)
     kept = max(1, min(UPHILL_STARTS, len(points) // 64))
     best, found, step = np.clip(points[np.argsort(errors)[-kept:]], box.lo, box.hi), 0.0, len(points) ** (-1 / box.d)
@@ -128,9 +128,9 @@ def _uphill(errors_at: Callable[[np.ndarray], np.ndarray], box: Box, points: np.
 def _norm(errors_at: Callable[[np.ndarray], np.ndarray], box: Box, count: int, p: float, seed: int) -> float:
     """Return the L_p norm of the error, by random points in each cell of a regular grid.
 
-    Such a mean is closer than one over independent points. Next to a jump a single point may stand for all of a norm.
-    So the means of the cells with the largest errors are taken anew, each over LOOKS points, and three standard errors
-    of these means are subtracted: the norm is seldom smaller than the result.
+    Such a mean is closer than one over independent points. Next to a jump, a single point may make up the whole norm.
+    So the means of the cells with the largest errors are computed again, each over LOOKS points. Three standard errors
+    of these means are subtracted, so that the result is seldom above the norm.
     """
     rng, per_axis = np.random.default_rng(seed), max(1, int(count ** (1 / box.d)))
     corners = np.stack(np.meshgrid(*[np.arange(per_axis)] * box.d, indexing="ij"), axis=-1).reshape(-1, 1, box.d)

@@ -12,23 +12,23 @@ from attnc.numerics.bound import Term
 from attnc.proofs.cells.branching import Covering, Leaf
 
 REASONS = {
-    "jump": "cells across which f jumps, or is infinitely steep: at most its whole height, on their small volume",
+    "jump": "cells across which f jumps or is infinitely steep: at most the height of the jump, on their small volume",
     "tail": "beyond the core of an infinite box, by the limits of the weights",
     "approximation": "the difference of the Taylor polynomials of f and of the network on the worst cell",
-    "remainder": "what these polynomials leave out, and the rounding of the proof itself",
+    "remainder": "the remainders of these polynomials, and the rounding of the proof itself",
     "selection": "f against the values of the keys that can win on the worst cell, and the leak of the others",
-    "enclosure": "f against all that the stages can say on the worst cell, rounding included",
+    "enclosure": "f against all values that the stages can have on the worst cell, rounding included",
     "rounding": "of the engine on the worst cell: scores, exponentials, sums",
 }
-"""The reasons of terms in the ledger; a kind that brings a term of its own is named as its reason."""
+"""The reasons of terms in the ledger. The reason of any other term is the name of its kind."""
 
 
 @dataclass(frozen=True, eq=False)
 class Leaves:
     """Cells that cover a box, each with a bound of its own.
 
-    An infinite box of one variable has a finite `core`, which the leaves cover, and a tail on each side in `tails`.
-    Enclosure leaves are cut further at the points `cuts`, one list for each variable. A file may state no bounds.
+    An infinite box of one variable has a finite `core`, which the leaves cover, and the tails beyond it in `tails`.
+    Enclosure leaves are cut further at the points `cuts`, one list for each variable. A file may leave out the bounds.
 
     Attributes
     ----------
@@ -54,7 +54,7 @@ class Leaves:
     leaves: tuple[Leaf, ...]
     bounds: Float[np.ndarray, " leaves"]
     core: tuple[float, float] | None = None
-    tails: tuple[int, ...] = ()  # −1 for x → −∞, 1 for x → ∞
+    tails: tuple[int, ...] = ()
     cuts: tuple[tuple[float, ...], ...] = ()
 
     def __eq__(self, other: object) -> bool:
@@ -71,22 +71,22 @@ class Leaves:
 class HeadProof:
     """One channel that attention writes is within `bound` of carrier·function(t), in units of the largest carrier.
 
-    t is the affine combination `argument` of the variables and of the heads before it; all texts are in their names.
-    Heads that are the same function of t share one set of leaves: all but the first name it in `like` and have none.
+    t is the affine combination `argument` of the variables and of earlier heads, written with their names. Heads that
+    are the same function of t share the leaves of the first one. The others state its name in `like`, and no leaves.
     """
 
     stage: str  # the attention layer
     channel: str
-    name: str  # of this head in the texts of later ones
-    function: str  # in t
+    name: str  # the name of this head in the texts of later ones
+    function: str  # a function of t
     argument: str
-    argument_as: str | None = None  # the argument as an expression of the variables, where that tells its range better
+    argument_as: str | None = None  # the argument as an expression of the variables, if its range is then narrower
     carrier: str | None = None
     carrier_as: str | None = None
     carrier_size: float | None = None
-    term: str  # of the ledger to which its error belongs
-    interval: tuple[float, float]  # of t
-    held: tuple[float, float] | None = None  # the function is held constant beyond these ends
+    term: str  # the term of the ledger to which its error belongs
+    interval: tuple[float, float]  # the interval of t
+    held: tuple[float, float] | None = None  # the function is constant beyond these ends
     bound: float
     leaves: Leaves | None = None
     like: str | None = None
@@ -94,7 +94,7 @@ class HeadProof:
 
 @dataclass(frozen=True)
 class Stages:
-    """A proof head by head: `outputs` are combinations of the heads, in their names.
+    """A proof head by head. `outputs` are combinations of the heads, written with their names.
 
     Attributes
     ----------
@@ -115,12 +115,12 @@ class Stages:
 
     heads: tuple[HeadProof, ...]
     outputs: tuple[str, ...]
-    axes: tuple[int, ...] = ()  # the axes along which the box is halved in turn, to add up the errors of the heads
+    axes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Points:
-    """A proof at the finitely many points of a table; `table` holds them with their values where they are few.
+    """A proof at the finitely many points of a table. `table` holds the points with their values if they are few.
 
     Attributes
     ----------
@@ -146,9 +146,9 @@ Evidence = Leaves | Stages | Points
 
 @dataclass(frozen=True, eq=False)
 class Proof:
-    """‖f − network‖ ≤ bound, rounding included; the terms add up to the bound.
+    """‖f − network‖ ≤ bound, rounding included. The terms add up to the bound.
 
-    `complete` is False if time or cells ran out before the bound was as small as was asked for; it holds all the same.
+    `complete` is False if time or cells ran out before the bound was as small as requested. The bound holds anyway.
     """
 
     bound: float
@@ -164,7 +164,10 @@ def proof_by_leaves(
     tails: Mapping[int, float] | None = None,
     cuts: Sequence[np.ndarray] = (),
 ) -> Proof:
-    """The proof that a covering is, with bounds on the tails beyond its box, by side, and its own ledger by default."""
+    """Return the proof by the cells of a covering, with the bounds of tails beyond its box, by side.
+
+    The ledger is that of the covering unless another one is given.
+    """
     tails = tails or {}
     where = "on the worst cell" if covering.norm is None else "on all cells, as the norm weighs them"
     terms = tuple(

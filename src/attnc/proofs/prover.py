@@ -20,18 +20,18 @@ from attnc.targets.target import Target
 
 @dataclass(frozen=True)
 class ProofRequest(Budget):
-    """The norm to bound, and how far to go for it.
+    """The norm to bound, and when a bound is small enough.
 
-    `observed` is an error that was seen: no bound can be below it, and none is sought that is much closer. `eps` is the
-    error that was asked for: bounds far below it are not sought. `derivation` states a function for every head; it is
-    checked, not trusted. `has_theorem`: a theorem of the construction bounds the error already.
+    `observed` is an error that was seen. No bound can be below it, and bounds much closer to it are not sought. `eps`
+    is the error that was asked for. Bounds far below it are not sought. `derivation` states a function for every head.
+    It is checked, not trusted. `has_theorem` is true if a theorem of the construction bounds the error already.
     """
 
     p: float = math.inf
     eps: float = 0.0
     observed: float = 0.0
-    tolerance: float = 0.03  # a bound within this part of the observed error is close enough
-    truncation: float = 0.0  # engines may be off by this besides rounding, in any output
+    tolerance: float = 0.03  # a bound is close enough if it exceeds the observed error by this share
+    truncation: float = 0.0  # an error of engines besides rounding, in any output
     derivation: Derivation | None = None
     has_theorem: bool = False
 
@@ -42,15 +42,15 @@ class Prover(abc.ABC):
     @property
     @abc.abstractmethod
     def name(self) -> str:
-        """The name of the way, for messages."""
+        """The name of this way to prove, for messages."""
 
     @abc.abstractmethod
     def accepts(self, program: Program, target: Target, request: ProofRequest) -> bool:
-        """Whether a proof in this way is worth a try, from the shape of the program and the kind of target alone."""
+        """Return whether to try this way, from the shape of the program and the kind of target alone."""
 
     @abc.abstractmethod
     def prove(self, program: Program, target: Target, request: ProofRequest) -> Proof:
-        """The proof. ProgramError where the weights do not have the form that this way needs."""
+        """Return the proof. Raise ProgramError if the weights do not have the form that this way needs."""
 
 
 def num_softmaxes(program: Program) -> int:
@@ -58,7 +58,7 @@ def num_softmaxes(program: Program) -> int:
 
 
 def require_same_shapes(program: Program, target: Target) -> None:
-    """ProgramError unless the program takes the inputs of the target and has its outputs."""
+    """Raise ProgramError unless the program has the inputs and the outputs of the target."""
     if target.num_outputs != math.prod(program.output_shape) or target.input_shapes != program.input_shapes:
         raise ProgramError(
             f"the program maps {program.input_shapes} to {program.output_shape}, the target {target.input_shapes} to "

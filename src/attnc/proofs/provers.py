@@ -1,4 +1,4 @@
-"""All provers, and which of them a network is given to: `compile` and `Network.bound` choose here."""
+"""All provers, and the choice between them for `compile` and `Network.bound`."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from attnc.targets.target import Target
 
 HEAD_BY_HEAD, AT_POINTS = StagedProver(), PointProver()
 BY_LEAVES: tuple[Prover, ...] = (AffineProver(), EnclosureProver(), LeavesProver())
-"""The first that accepts a program, and whose form its weights have, proves it."""
+"""A program is proved by the first of these that accepts it and finds that its weights have the right form."""
 
 SECONDS_BEFORE_STAGES, CELLS_BEFORE_STAGES = 3.0, 8_000
-"""The budget for leaves where heads can be proved one by one. More cells would be proved in time, but not checked in
-time."""
+"""The limits in seconds and in cells for leaves where heads can be proved one by one. More cells could be proved in a
+short time, but would take long to check."""
 FEW_VARIABLES = 2  # up to this number of variables leaves are tried before heads; chosen, not measured
 TIGHT = 2.0
-"""A multiple of the error that was seen: where leaves come no closer, heads are tried, too. In several variables leaves
-stop far above an error that is next to none, as that of gates."""
+"""Heads are tried as well if the bound by leaves is above this multiple of the error that was seen. In several
+variables leaves stop far above an error that is nearly 0, such as that of gates."""
 SECONDS_FOR_NORMS = 10.0  # for an L_p norm that a theorem bounds already: leaves lower it ever more slowly
 MAX_PROVED_ANCHORS = 20_000  # a larger network whose theorem brings a bound keeps it: leaves would take minutes
 
 
 def best_proof(program: Program, target: Target, request: ProofRequest) -> Proof | None:
-    """The proof by leaves, or head by head, that has the smaller bound; None where no prover can prove the program.
+    """Return the proof by leaves or head by head, whichever has the smaller bound. None if no prover can do it.
 
     Leaves are tight, and are tried first where they are cheap: one stage of one or two variables. A kink along a line
-    of the box takes too many of them; where a derivation states a function for every head, a proof of one variable at a
-    time is enough.
+    of the box takes too many of them. If a derivation states a function for every head, each head is proved as a
+    function of one variable, and a kink costs little.
     """
     if not target.is_known_on_cells:
         return _first((AT_POINTS,), program, target, request)
@@ -70,7 +70,7 @@ def best_proof(program: Program, target: Target, request: ProofRequest) -> Proof
 
 
 def _first(provers: Iterable[Prover], program: Program, target: Target, request: ProofRequest) -> Proof | None:
-    """The proof of the first prover that accepts the program and finds that its weights have the right form."""
+    """Return the proof of the first prover that accepts the program and finds that its weights have the right form."""
     for prover in provers:
         if prover.accepts(program, target, request):
             with contextlib.suppress(ProgramError):

@@ -135,7 +135,7 @@ def test_one_lie_at_a_time():
     target, built, _ = composed("(sin(a)*b, cos(a*b))", 1e-3)
     heads, (first, second) = built.derivation.heads, built.derivation.outputs
     lies = [
-        (attnc.as_target(text, target.box.as_dict()), built.derivation, "not known to be one of")
+        (attnc.as_target(text, target.box.as_dict()), built.derivation, "not known to compute")
         for text in (
             "(sin(a)*b, sin(a*b))",
             "(sin(a)*b, cos(a*b) + 0.0001)",
@@ -143,16 +143,16 @@ def test_one_lie_at_a_time():
             "(sin(b)*a, cos(a*b))",
         )
     ]
-    lies.append((target, Derivation((second, first), heads), "not known to be one of"))
+    lies.append((target, Derivation((second, first), heads), "not known to compute"))
     lies.append((target, Derivation((first,), heads), "has 1 outputs"))
     lies.append((target, Derivation((first, Source(7)), heads), "reads input 7"))
     for channel, claim in heads.items():
         double = Combination(((claim.argument, Coefficient.of(2)),), Coefficient.of(0))
         for change, match in (
             # The head computes sin and is proved to; the state then is said to hold atan.
-            ({"part": Unary(claim.argument, Call("atan", (T,)))}, "another function of its head|not in the state"),
-            ({"part": Source(0)}, "another function of its head|not in the state"),
-            ({"part": Multiply(claim.argument, claim.argument)}, "another function of its head|not in the state"),
+            ({"part": Unary(claim.argument, Call("atan", (T,)))}, "another function for its head|not in the state"),
+            ({"part": Source(0)}, "another function for its head|not in the state"),
+            ({"part": Multiply(claim.argument, claim.argument)}, "another function for its head|not in the state"),
             ({"tree": Call("atan", (T,))}, "another function"),
             ({"carrier": Source(0)}, "another function"),
             ({"argument": double}, "another function"),

@@ -1,14 +1,14 @@
-"""The number of roundings of a stage, and the sizes that they round: read off its weights, for every engine at once.
+"""The number of roundings of a stage, and the sizes of the numbers that are rounded, for every engine at once.
 
-An evaluation of affine maps only multiplies and adds: every path from an input to a result is a product of weights,
-each multiplication and addition on it rounds once, and n roundings are a factor 1 + θ, |θ| ≤ γ_n. So a result is off by
+An evaluation of affine maps only multiplies and adds. Every path from an input to a result is a product of weights.
+Each multiplication and addition on it rounds once, and n roundings are a factor 1 + θ, |θ| ≤ γ_n. So a result is off by
 at most γ_n times the sum of the absolute values of all its paths, which is a `SizeForm`. `RoundingForm` counts n. Both
-are types of numbers for `attnc.ir.normal_form`, whose one folding makes the numbers of a stage and their roundings.
-Exact operations are not counted: products with ±2^k, sums of one term.
+are types of numbers for `attnc.ir.normal_form`, which folds a program once for each type. Exact operations are not
+counted: products with ±2^k, sums of one term.
 
-Engines fold affine maps into one before they see an input. The products are the same in another order; the sum over the
-inputs then comes last, and where two maps or more round, its terms are counted besides. A sum of products counts as one
-of three at least, for engines that move an axis' origin.
+Engines fold several affine maps into one before they read an input. The products are the same in another order, and the
+sum over the inputs comes last. If two maps or more round, its terms are counted as well. Some engines move the origin
+of an axis, so a sum of products counts as a sum of at least three terms.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from attnc.proofs.stages.extraction import (
 
 @dataclass(frozen=True)
 class Gain:
-    """The effect of underflow: `terms` products, each off by a subnormal number, multiplied by at most `factor` each.
+    """The effect of underflow: `terms` products are each off by a subnormal number, which grows by at most `factor`.
 
     A product that underflows is multiplied by weights of later maps or, if maps are folded first, by an input.
     """
@@ -63,11 +63,11 @@ class Gain:
 
 @dataclass(frozen=True, eq=False)
 class RoundingForm:
-    """For every entry of a (rows, columns) state, flat: whether it is there, and how it has been rounded.
+    """The roundings of every entry of a (rows, columns) state, flat. `is_there` is False for entries that are zero.
 
-    `count` is the number of its roundings, `maps` the number of maps that round it, `is_power` whether it is the
-    constant ±2^k, k ≥ 0, and `size` the sum of the absolute values of all its paths where |u| ≤ 1. `peak` is the
-    largest size of this state and of those before it.
+    `count` is the number of roundings of an entry, and `maps` the number of maps that round it. `is_power` means that
+    it is a constant ±2^k, k ≥ 0. `size` is the sum of the absolute values of all its paths, for |u| ≤ 1. `peak` is the
+    largest size in this state and in those before it.
     """
 
     shape: tuple[int, int]
@@ -90,7 +90,7 @@ class RoundingForm:
     def after_stage(
         cls, writes: np.ndarray, residual: RoundingForm | None, num_carried: int, dtype: np.dtype[Any]
     ) -> tuple[RoundingForm, np.ndarray]:
-        """Every entry is computed afresh."""
+        """Start the counts anew: every entry of the state after a stage is a variable."""
         written = np.arange(writes.size)
         return cls.identity((len(writes), writes.shape[1]), written, writes.size + num_carried, dtype), written
 
@@ -121,7 +121,7 @@ class RoundingForm:
         weights: Float[np.ndarray, " entries"],
         constants: Float[np.ndarray, " rows"],
     ) -> RoundingForm:
-        """After an affine map with these weights at (row, column), and these constants."""
+        """Return the form after an affine map with these weights at (row, column), and these constants."""
         total, gain = shape[0] * shape[1], self.gain.through(weights, row)
         kept = (weights != 0) & self.is_there[column]
         row, column, weights = row[kept], column[kept], weights[kept].astype(np.float64)
@@ -142,29 +142,32 @@ class RoundingForm:
         )
 
     def variables_used(self) -> Int[np.ndarray, " used"]:
-        """Counts name no variables."""
+        """Return no variables: a count of roundings does not depend on any."""
         return np.zeros(0, np.int64)
 
     def renumbered(self, positions: Int[np.ndarray, " variables"], count: int) -> RoundingForm:
         return replace(self, num_variables=count)
 
     def folded(self, num_terms: Int[np.ndarray, " entries"]) -> Int[np.ndarray, " entries"]:
-        """Roundings of the entries, evaluated map by map or folded: then the terms of each are summed besides."""
+        """Return the roundings of the entries, whether maps are folded or not.
+
+        If several maps that round are folded, the terms of each entry are summed once more.
+        """
         return self.count + np.where(self.maps > 1, num_terms, 0)
 
 
 def _is_power(x: np.ndarray) -> np.ndarray:
-    """Whether x is ±2^k, k ≥ 0: products with 2^−k may underflow."""
+    """Return whether x is ±2^k, k ≥ 0. Products with smaller powers may underflow."""
     return (np.abs(np.frexp(x)[0]) == 0.5) & (np.abs(x) >= 1)
 
 
 @dataclass(frozen=True, eq=False)
 class ScoreRoundings:
-    """The roundings of scores, separated by the place where they arise; rows are forms of (|x|, 1).
+    """The roundings of scores, separated by their origin. Rows are forms of (|x|, 1).
 
-    An error e_j of the query, |e_j| ≤ query_j, adds e_j·keys_kj to the score of every key k: only the differences of
-    keys matter. Products, and keys, are off by own_k. The n terms of the sum have absolute values that add up to
-    sizes_k; no partial sum of theirs is above (sizes_k + |s_k|)/2, and the last one is s_k. So sums add, in any order,
+    An error e_j of the query, |e_j| ≤ query_j, adds e_j·keys_kj to the score of every key k. So only the differences of
+    keys matter. Products and keys are off by own_k. The n terms of the sum have absolute values that add up to sizes_k.
+    No partial sum is above (sizes_k + |s_k|)/2, and the last one is s_k. So in any order the additions cost
     u((n − 2)(sizes_k + |s_k|)/2 + |s_k|), up to second order.
     """
 
@@ -177,12 +180,12 @@ class ScoreRoundings:
 
 @dataclass(frozen=True, eq=False)
 class HeadRoundings:
-    """The effect of rounding on one head, at x, with n(x) = 1 + Σ|x_i|; errors and sizes are forms of (|x|, 1).
+    """The effect of rounding on one head, at x, with n(x) = 1 + Σ|x_i|. Errors and sizes are forms of (|x|, 1).
 
     A computed score is within score_errors + score_underflow·n(x)² of the exact one. The values have the sizes
-    `value_sizes` in the outputs, of one form each if no value moves. They round `count` times, the sum over the keys
-    apart, in which a term passes `depth` additions at most. In that sum, and in the values, underflow costs at most
-    underflow·n(x).
+    `value_sizes` in the outputs. If no value depends on x, these have only the constant entry. Values round `count`
+    times. This does not include the sum over the keys, in which a term passes through at most `depth` additions. In
+    that sum, and in the values, underflow costs at most underflow·n(x).
     """
 
     score_errors: Float[np.ndarray, "keys forms"]
@@ -191,14 +194,15 @@ class HeadRoundings:
     count: int
     depth: int
     underflow: Float[np.ndarray, " outputs"]
-    scores: ScoreRoundings | None = None  # the same in more detail, underflow apart
+    scores: ScoreRoundings | None = None  # the errors of scores in more detail, without underflow
 
 
 @dataclass(frozen=True, eq=False)
 class Roundings:
-    """The same for a stage: its residual and constants have these sizes, forms of (|x|, 1), and round `count` times.
+    """The effect of rounding on a stage. Its residual and constants have these sizes, forms of (|x|, 1).
 
-    No number on the way to the outputs is larger than peak·n(x)²; `peak` is 0 where overflow is ruled out elsewhere.
+    They round `count` times. No intermediate number is larger than peak·n(x)². `peak` is 0 if overflow is excluded
+    elsewhere.
     """
 
     dtype: str
@@ -214,16 +218,16 @@ class Roundings:
 
 
 def sizes_at(forms: Float[np.ndarray, "outputs forms"], reach: Float[np.ndarray, "boxes d"]) -> np.ndarray:
-    """Forms of (|x|, 1) for |x| ≤ reach, rounded up: (boxes, outputs), or (1, outputs) for constants alone."""
+    """Return forms of (|x|, 1) for |x| ≤ reach, rounded up: (boxes, outputs), or (1, outputs) for constants alone."""
     if forms.shape[1] == 1:
         return forms.T
     return up(forms[:, -1] + reach @ forms[:, :-1].T, reach.shape[1] + 2)
 
 
 def roundings(program: Program | ProgramStage, *, casts_input: bool | None = None) -> tuple[Roundings, ...]:
-    """For every stage of `extraction.stages`, in its order, for evaluation in the program's dtype.
+    """Return the roundings of every stage of `extraction.stages`, for evaluation in the program's dtype.
 
-    `casts_input`: the input is rounded to the dtype first (by default in float32, where inputs are any numbers).
+    With `casts_input` the input is rounded to the dtype first. This is the default in float32.
     """
     dtype = str(program.dtype)
     stage = only_stage(program) if isinstance(program, Program) else program
@@ -235,7 +239,7 @@ def roundings(program: Program | ProgramStage, *, casts_input: bool | None = Non
 
 @dataclass(frozen=True, eq=False)
 class _Counted:
-    """A stage in the three types of numbers that a bound of its rounding is made of."""
+    """A stage in the three types of numbers that bound its rounding."""
 
     signed: FoldedStage[EnclosedForm]
     sizes: FoldedStage[SizeForm]
@@ -249,7 +253,7 @@ class _Counted:
 
     @property
     def least_normal(self) -> float:
-        """Underflow costs at most this, engines that flush subnormal numbers to zero included."""
+        """The largest error of one underflow, also in engines that flush subnormal numbers to zero."""
         return float(np.finfo(self.dtype).smallest_normal)
 
     @cached_property
@@ -258,7 +262,10 @@ class _Counted:
         return self.counts.read.folded(_num_terms(self.sizes.read))
 
     def part(self, group: OutputGroup) -> Roundings:
-        """Roundings after the attention layer are those of the sum over heads, and of the read-out."""
+        """Return the roundings of a group of outputs.
+
+        After the attention layer these are the roundings of the sum over heads, and of the read-out.
+        """
         softmax, gain = self.counts.softmax, self.counts.read.gain
         after = int(self.read_counts[group.outputs].max(initial=0))
         before, residual_count = Gain(), 0
@@ -279,7 +286,7 @@ class _Counted:
 
     @cached_property
     def peak(self) -> float:
-        """The largest size of any number that is made, for |x| ≤ 1, whether maps are folded or not."""
+        """The largest size of any intermediate number, for |x| ≤ 1, whether maps are folded or not."""
         softmax, read = self.counts.softmax, self.counts.read
         if not isinstance(softmax, AttentionStage):
             found = [read.peak] if softmax is None else [read.peak, softmax.logits.peak, float(softmax.logits.shape[1])]
@@ -289,7 +296,7 @@ class _Counted:
         for head in softmax.heads:
             forms = (head.queries, head.keys, head.values)
             queries, keys, values = (form.size.reshape(form.shape).max(axis=0, initial=0.0) for form in forms)
-            sums = head.values.shape[0] * values  # before it is divided, an average is a sum
+            sums = head.values.shape[0] * values  # engines compute an average as a sum, then divide
             found += [float(queries @ keys), *sums.tolist(), *(form.peak for form in forms)]
             written = written + sums @ np.abs(head.W_O.astype(np.float64))
         largest = float(written.max(initial=0.0))
@@ -314,10 +321,10 @@ class _Counted:
     def _row(
         self, size: QueryHead, signed: QueryHead, counted: SoftmaxStage[RoundingForm], group: OutputGroup
     ) -> HeadRoundings:
-        """A softmax over features: engines compute its logits by an affine map, and the outputs by another one.
+        """Return the roundings of a row of a softmax over features. Its logits and its outputs are affine maps.
 
         The read-out adds up the products of all rows, in any order. For the m products of this row, m − 1 of the
-        additions are those of the sum over the keys; the others count as roundings of the read-out.
+        additions are those of the sum over the keys. The others count as roundings of the read-out.
         """
         p, logits = size.num_keys, counted.logits.rows(np.array([size.query_number]))
         num_active = len(np.unique(size.query.entries.column))
@@ -339,7 +346,11 @@ class _Counted:
         width: int,
         scores: ScoreRoundings | None = None,
     ) -> HeadRoundings:
-        """A head whose scores have `tiny` products that may underflow, and whose values have `lost` and `width`."""
+        """Return the roundings of a head.
+
+        `tiny` counts the products in its scores that may underflow. `lost` and `width` count those in its values and in
+        what it writes.
+        """
         values, gain = value_forms(size), self.counts.read.gain
         writes = np.bincount(size.writes.column, size.writes.mid, size.writes.num_columns)
         spent = 2 * self.least_normal * (lost * (1 + writes) + (gain.terms + width) * gain.factor)
@@ -351,7 +362,7 @@ class _Counted:
         return np.array([gamma(int(n), self.unit) for n in counts])
 
     def _with_cast(self, errors: Float[np.ndarray, "rows forms"], exact: Callable[[], EnclosedSparse]) -> np.ndarray:
-        """The errors of forms of x, with those that a cast of the input adds to the exact forms."""
+        """Add the errors that a cast of the input causes in the exact forms to the errors of forms of x."""
         if self.casts_input:
             errors[:, :-1] = up(errors + up(self.unit * exact().largest(len(errors))))[:, :-1]
         return errors
@@ -359,9 +370,10 @@ class _Counted:
     def _scores(
         self, size: QueryHead, signed: QueryHead, of_query: np.ndarray, of_products: np.ndarray, num_active: int
     ) -> ScoreRoundings | None:
-        """In float32, for keys that do not move. Engines for grids compute in float64: γ_8 of that covers their steps.
+        """Return the detailed roundings of scores, or None. They exist in float32, for keys that do not depend on x.
 
-        In float64 these engines move origins, and round in other places than the others.
+        Engines for grids compute scores in float64, and γ_8 of float64 covers their steps. If the dtype is float64,
+        these engines move origins and round at other places, so there are no detailed roundings.
         """
         p, d_k, keys = size.num_keys, max(1, size.query.shape[1]), signed.keys.entries
         moves = (size.keys.entries.column < size.query.num_variables).any()
@@ -371,7 +383,7 @@ class _Counted:
         query = up(size.query.entries.largest(d_k) * (self._gammas(of_query) + inner)[:, None], 2)
         key_table = np.zeros(p * d_k)
         key_table[keys.row] = keys.mid
-        # How far |q̂| may be above |q|, in sizes and products alike.
+        # The factor by which |q̂| may exceed |q|, in sizes and in products.
         grown = 1 + gamma(int((of_query + of_products).max(initial=0)) + 2, self.unit)
         own, sizes = (
             up(size.scores(factors).largest(p) * grown, 2) for factors in (self._gammas(of_products) + inner, None)
@@ -381,7 +393,7 @@ class _Counted:
 
 
 def _score_counts(size: QueryHead, query: RoundingForm, keys: RoundingForm) -> tuple[np.ndarray, np.ndarray, int]:
-    """Roundings of each component of the query, and of its products with keys; and the number of components."""
+    """Return the roundings of each component of the query, those of its products with keys, and the component count."""
     p, d_k = keys.shape
     if not d_k:
         return np.zeros(1, np.int64), np.zeros(1, np.int64), 0
@@ -395,6 +407,6 @@ def _score_counts(size: QueryHead, query: RoundingForm, keys: RoundingForm) -> t
 
 
 def _num_terms(form: EnclosedForm) -> Int[np.ndarray, " entries"]:
-    """The terms of every entry as a sum over x, with a constant even where there is none: underflow counts as one."""
+    """Return the number of terms of every entry as a sum over x and a constant. Underflow counts as the constant."""
     moving = form.entries.row[form.entries.column < form.num_variables]
     return 1 + np.bincount(moving, minlength=form.shape[0] * form.shape[1])

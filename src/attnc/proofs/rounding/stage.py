@@ -1,31 +1,33 @@
-"""How far an engine's result may be from the exact one, box by box.
+"""Bounds of |result of an engine − exact result|, box by box.
 
-Let δ_k bound the error of score k on the box, g_k the distance of s_k to the largest score, K the error of an
-exponential in ulps, u the unit roundoff. A computed weight is the exact one times 1 + η_k, |η_k| ≤ τ_k, and a factor
-that all share:
+Let δ_k bound the error of score k on the box. Let g_k be the distance of s_k to the largest score, K the error of an
+exponential in ulps, and u the unit roundoff. A computed weight is the exact one times 1 + η_k, |η_k| ≤ τ_k, times a
+factor that all keys share:
 
     τ_k = exp(δ_k + u(g_k + δ_k + max_j δ_j))·(1 + 2Ku) − 1,     τ̄ = Σ p_k τ_k,
     weights     |Â − A| = |Σ p_k η_k (v_k − A)| / Σ p_k(1 + η_k) ≤ Σ p_k τ_k |v_k − A| / (1 − τ̄);
     sums        γ_{B+3+n}·Σ p̂_k|v_k| + γ_B·|Â|, p̂_k ≤ p_k(1 + τ_k)/(1 − τ̄), n the roundings of values and read-out.
 
-The sums above and below the fraction bar are trees of additions, and B is one more than the largest number of them that
-a term passes: `depth` in a tree of blocks (`ir.summing`), one more for engines that divide weights by their sum. In any
-order, B may be the number of keys with p_k > u/8: adding a partial sum of small keys to another sum rounds by no more
-than the partial sum, as the other sum is itself a float. So the paths of big keys meet at most B − 1 other additions,
-and all small keys together cost twice their share, in either sum.
+The numerator and the denominator of the average are sums, computed by trees of additions. B is one more than the
+largest number of additions that a term passes through: `depth` in a tree of blocks (`ir.summing`), and one more for
+engines that divide weights by their sum. For any order of summation, B may also be the number of big keys, those with
+p_k > u/8. The reason: if a partial sum of small keys is added to another sum, the rounding is at most that partial sum,
+because the other sum is itself a float. So the terms of big keys pass through at most B − 1 other additions, and all
+small keys together cost twice their share, in either sum.
 
-On a box c ± r, with weights p_k at its centre, α_k = a_k − ā the slopes about their mean and ρ_k = |α_k|·r:
-p_k(c + t) = p_k e^{α_k·t}/M, M ≥ 1 (Jensen: at least exp of the mean exponent, which is 0). So p_k(x) ≤ p_k e^{ρ_k},
-and any average G = Σ p_k(x) g_k by these weights, of values as of their errors, is close to that at the centre, G_0:
+On a box c ± r let p_k be the weights at its centre, α_k = a_k − ā the slopes about their mean, and ρ_k = |α_k|·r. Then
+p_k(c + t) = p_k e^{α_k·t}/M with M ≥ 1 (by Jensen M is at least exp of the mean exponent, which is 0). So
+p_k(x) ≤ p_k e^{ρ_k}. Any average G = Σ p_k(x) g_k, of values or of their errors, is close to its value G_0 at the
+centre:
 
     |G − G_0| = |Σ p_k (g_k − G_0)(e^{α_k·t} − 1)|/M
               ≤ Σ_i r_i |Σ_k p_k (g_k − G_0) α_ki| + Σ p_k |g_k − G_0|(e^{ρ_k} − 1 − ρ_k).
 
-No average leaves the hull of the numbers that it averages. Σ p_k τ_k |v_k − A| is convex in A: for |A − A_0| ≤ a it is
-largest at A_0 ± a.
+An average lies in the hull of the numbers that it averages. Σ p_k τ_k |v_k − A| is convex in A, so for |A − A_0| ≤ a it
+is largest at A_0 + a or at A_0 − a.
 
 Rounding changes slowly from place to place, but its bound over a box grows with the box. A box whose bound is too large
-is bounded in parts.
+is divided into parts.
 """
 
 from __future__ import annotations
@@ -44,14 +46,14 @@ from attnc.proofs.rounding.program import HeadRoundings, Roundings, sizes_at
 from attnc.proofs.stages.extraction import OneStage
 
 U = UNIT_ROUNDOFF["float64"]
-LARGEST_EXPONENT = 60.0  # a weight that is off by e^60 is not known at all
+LARGEST_EXPONENT = 60.0  # errors of scores are cut here: a weight that is off by a factor e^60 has no useful bound
 DEPTH = 2
 """Maximum number of halvings of a box along every axis: each multiplies the cost by 2^d. Chosen, not measured."""
 MOST_PARTS = 2**13
 """Maximum number of parts of boxes that are bounded together. Chosen, not measured."""
 
 RoundingOf = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""(centres, radii) → bounds (boxes, outputs)."""
+"""A function of (centres, radii) that returns bounds (boxes, outputs)."""
 
 
 def rounding_bounds(
@@ -64,13 +66,12 @@ def rounding_bounds(
     for_any_weights: bool = False,
     enough: float | Float[np.ndarray, " boxes"] = np.inf,
 ) -> Float[np.ndarray, "boxes outputs"]:
-    """Upper bounds of |computed − exact| over the boxes centre ± radius, for every engine: the reference, numpy,
-    torch and ONNX Runtime.
+    """Return upper bounds of |computed − exact| over the boxes centre ± radius, for every engine.
 
-    `roundings` are those of the stage (`program.roundings`). An engine may be off by `truncation` besides, in any
-    output. With `for_any_weights` the error of the weights is left out: for bounds of |f − stage| that hold whatever
-    the weights are, selection leaves with `score_errors`. A box whose bound is above `enough` is bounded in parts.
-    Where numbers may overflow, the bound is ∞.
+    The engines are the reference, numpy, torch and ONNX Runtime. `roundings` are those of the stage
+    (`program.roundings`). `truncation` is a further error of engines, in any output. With `for_any_weights` the error
+    of the weights is left out. This is for selection leaves with `score_errors`, whose bounds of |f − stage| hold for
+    any weights. A box whose bound is above `enough` is divided into parts. If numbers may overflow, the bound is ∞.
     """
 
     def bounds(centres: np.ndarray, radii: np.ndarray) -> np.ndarray:
@@ -86,9 +87,9 @@ def rounding_bounds(
 
 
 def rounding_of_sums(rounds: Roundings, reach: Float[np.ndarray, "boxes inputs"]) -> Float[np.ndarray, "boxes outputs"]:
-    """The rounding of sums, for any weights and any number of keys that have them: γ_{2p+3+n} of the largest value.
+    """Bound the rounding of sums for any weights of the keys: γ_{2p+3+n} times the largest value.
 
-    Exponentials below e^NEGLIGIBLE may be taken for zero. Where numbers may overflow it is ∞.
+    Engines may replace exponentials below e^NEGLIGIBLE by zero. If numbers may overflow, the bound is ∞.
     """
     unit, found = rounds.unit, []
     reach = up(reach * (1 + 2 * unit), 2)
@@ -102,7 +103,7 @@ def rounding_of_sums(rounds: Roundings, reach: Float[np.ndarray, "boxes inputs"]
 def _with_heads(
     roundings: Roundings, reach: Float[np.ndarray, "boxes d"], of_heads: Iterable[Float[np.ndarray, "boxes outputs"]]
 ) -> Float[np.ndarray, "boxes outputs"]:
-    """The rounding of a stage for |x| ≤ reach, with that of its heads; ∞ where numbers may overflow."""
+    """Return the rounding of a stage for |x| ≤ reach, that of its heads included. It is ∞ if numbers may overflow."""
     n = up(1 + reach.sum(axis=1), reach.shape[1])[:, None]
     total = up(gamma(roundings.count, roundings.unit) * sizes_at(roundings.sizes, reach), 4)
     total = up(total + 2 * roundings.underflow * n, 2)
@@ -116,10 +117,11 @@ def _with_heads(
 def score_errors(
     roundings: Roundings, centres: Float[np.ndarray, "boxes d"], radii: Float[np.ndarray, "boxes d"]
 ) -> Float[np.ndarray, " heads"]:
-    """For each head the δ for which `selection_bounds` also covers the computed weights, on all of the boxes.
+    """Return, for each head, the δ with which selection leaves also cover the computed weights, on all of the boxes.
 
-    A weight is the exponential of (ŝ_k − max ŝ)(1 + θ), |θ| ≤ u, and that is good to K ulps. Where a key must be behind
-    by g + 2δ to have a weight of e^{−g}, g < 80, these cost u(g + 2K + 1) < 2·64u besides the errors of two scores.
+    A computed weight is the exponential of (ŝ_k − max ŝ)(1 + θ), |θ| ≤ u, with an error of K ulps. A key must be behind
+    by g + 2δ to have a weight of at most e^{−g}. For g < 80 this costs u(g + 2K + 1) < 2·64u besides the errors of two
+    scores.
     """
     if not len(centres):
         return np.zeros(len(roundings.heads))
@@ -135,7 +137,7 @@ def _in_parts(
     enough: Float[np.ndarray, " boxes"],
     depth: int = DEPTH,
 ) -> Float[np.ndarray, "boxes outputs"]:
-    """Bounds of boxes; for a box with more than `enough` that of its parts, where it is smaller."""
+    """Return the bounds of boxes. A box with a bound above `enough` gets that of its parts, if it is smaller."""
     upper = bounds(centres, radii)
     rows = np.flatnonzero(upper.max(axis=1) > enough)
     if not depth or not 0 < len(rows) << centres.shape[1] <= MOST_PARTS:
@@ -161,7 +163,7 @@ def _head_bounds(
     reach: Float[np.ndarray, "boxes d"],
     for_any_weights: bool,
 ) -> Float[np.ndarray, "boxes outputs"]:
-    """The part of the bounds that one head adds."""
+    """Return the part of the bounds that one head adds."""
     unit, sizes = UNIT_ROUNDOFF[dtype], sizes_at(rounds.value_sizes.max(axis=0), reach)
     near = NearValues(head, centres, radii, _largest_delta(rounds, reach.max(axis=0)[None]) + 64 * unit)
     found = np.empty((len(centres), sizes.shape[1]))
@@ -174,12 +176,12 @@ def _head_bounds(
 
 
 def _largest_delta(rounds: HeadRoundings, reach: Float[np.ndarray, "1 d"]) -> float:
-    """The largest δ of all keys on a box."""
+    """Return the largest δ of all keys on a box."""
     return float(_deltas(rounds, reach, slice(None), 0).max())
 
 
 def _deltas(rounds: HeadRoundings, reach: np.ndarray, keys: np.ndarray | slice, rows: np.ndarray | int) -> np.ndarray:
-    """δ of keys on boxes, for index arrays of one shape."""
+    """Return δ of keys on boxes, for index arrays of one shape."""
     size = np.square(1 + reach.sum(axis=1))[rows]
     total = rounds.score_errors[keys, -1] + rounds.score_underflow[keys] * size
     for axis in range(reach.shape[1]):
@@ -188,10 +190,10 @@ def _deltas(rounds: HeadRoundings, reach: np.ndarray, keys: np.ndarray | slice, 
 
 
 class _WeightErrors:
-    """Over the boxes of pairs: `exact` ≥ p_k(x), `most` ≥ the computed weight, and τ_k.
+    """Bounds of the weights over the boxes of pairs: `exact` ≥ p_k(x), `most` ≥ the computed weight, and τ_k.
 
-    `p` are the p_k(c), off by a factor e^{±2·slack}, which ρ holds; `lean` is the mean exponent left to Jensen's
-    inequality, as ā is rounded.
+    `p` are the p_k(c), off by a factor e^{±2·slack}, which is included in ρ. The mean exponent in Jensen's inequality
+    is not exactly 0, because ā is rounded: `lean` bounds it.
     """
 
     def __init__(
@@ -207,14 +209,14 @@ class _WeightErrors:
         self.for_any_weights, scores = for_any_weights, near
         row, boxes, d = pairs.row, pairs.boxes[pairs.row], near.centres.shape[1]
         longest = int(np.bincount(row).max(initial=1))
-        # All that is summed here has fewer than `longest` terms, and some dozens of roundings beside the sums.
+        # Every sum here has at most `longest` terms, and there are some dozens of roundings besides.
         self.margin = 1 + 4 * U * (longest + 64)
         at_centre = scores.at(boxes, pairs.key)
         top = np.maximum.reduceat(at_centre, pairs.starts)
         below = at_centre - top[row]
         with np.errstate(under="ignore"):
             total = self.sums(np.exp(below))
-            log_p = below - np.log(total)[row]  # where p itself underflows, p·e^ρ need not
+            log_p = below - np.log(total)[row]  # if p underflows, p·e^ρ may still be a normal number
             self.p = np.exp(log_p)
         unsure = 2 * scores.slack
         self.alpha = [slopes - self.sums(self.p * slopes)[row] for slopes in scores.slopes[pairs.key].T]
@@ -229,7 +231,7 @@ class _WeightErrors:
             most = np.minimum(log_p + rho + self.lean[row], pairs.lead + scores.slack)
             self.exact = np.exp(np.minimum(most, 0.0)) * self.margin
             grown = np.expm1(rho)
-            # p_k·bend_k ≥ p_k |e^{z} − 1 − α·t|, z within `unsure` of α·t; the sums over α·t are rounded, too.
+            # p_k·bend_k ≥ p_k |e^{z} − 1 − α·t| for z within `unsure` of α·t. The rounding of sums over α·t is added.
             bend = grown - rho + 32 * U * grown + (self.margin - 1) * rho + unsure
             self.bent = np.where(log_p > -600, self.p * bend, np.exp(log_p + rho))
             highest = np.maximum.reduceat(at_centre + rho, pairs.starts)
@@ -247,9 +249,9 @@ class _WeightErrors:
             self.most = behind if for_any_weights else np.minimum(computed, behind)
 
     def _score_errors(self, at_centre: np.ndarray) -> np.ndarray:
-        """The error of each score without the part that all keys of a box share, if `ScoreRoundings` are given.
+        """Return the error of each score. With `ScoreRoundings` the part that all keys of a box share is left out.
 
-        It is left out for all keys or for none: otherwise two errors would not bound the distance of two scores.
+        It must be left out for all keys or for none. Otherwise two errors would not bound the distance of two scores.
         """
         rounds, u, row, boxes, key = self.rounds, self.u, self.pairs.row, self.pairs.boxes, self.pairs.key
         fine = rounds.scores
@@ -274,9 +276,9 @@ class _WeightErrors:
         return (known + added) * self.margin
 
     def bounds(self) -> Float[np.ndarray, "rows outputs"]:
-        """The errors of all outputs, underflow and keys far behind apart."""
+        """Return the errors of all outputs, without those of underflow and of keys far behind."""
         pairs, u = self.pairs, self.u
-        is_big = (self.most > u / 8) | (self.near.num_keys * u > 0.1)  # with more keys the 2 below is too small
+        is_big = (self.most > u / 8) | (self.near.num_keys * u > 0.1)  # with more keys the factor 2 below is too small
         num_big = self.sums(is_big)
         columns = []
         for output in range(self.rounds.value_sizes.shape[1]):
@@ -292,13 +294,13 @@ class _WeightErrors:
         return up(np.stack(columns, axis=1) * self.margin)
 
     def _of_sums(self, B: np.ndarray | int, mean: np.ndarray, average: np.ndarray) -> np.ndarray:
-        """The theorem for mean ≥ Σ p̂_k|v_k|, average ≥ |Â|; ∞ where γ is not defined."""
+        """Return the rounding of sums by the theorem, for mean ≥ Σ p̂_k|v_k|, average ≥ |Â|. It is ∞ if Bu ≥ 1."""
         roundings = np.stack(np.broadcast_arrays(B, B + 3 + self.rounds.count)) * self.u
         below, above = np.where(roundings < 1, roundings / np.maximum(1 - roundings, U), np.inf)
         return np.asarray(above * (1 + below) * mean + below * average)
 
     def _sizes(self, output: int) -> Float[np.ndarray, " pairs"]:
-        """The sizes of the values of one output."""
+        """Return the sizes of the values of one output."""
         forms = self.rounds.value_sizes[self.pairs.key, output]
         if forms.shape[1] == 1:
             return forms[:, 0]
@@ -308,7 +310,7 @@ class _WeightErrors:
         return np.bincount(self.pairs.row, terms, len(self.pairs.boxes))
 
     def _moved(self, terms: np.ndarray, average: np.ndarray) -> Float[np.ndarray, " rows"]:
-        """How far an average of terms may be from that at the centre."""
+        """Bound the distance of an average of terms from its value at the centre."""
         row, boxes = self.pairs.row, self.pairs.boxes
         off = terms - average[row]
         with np.errstate(over="ignore", invalid="ignore"):
@@ -318,19 +320,19 @@ class _WeightErrors:
             return moved * np.exp(self.lean) + 4 * (self.margin - 1) * self.sums(self.p * np.abs(terms))
 
     def mean(self, terms: np.ndarray) -> Float[np.ndarray, " rows"]:
-        """Above Σ p_k(x) terms_k on the box, for terms ≥ 0."""
+        """Bound Σ p_k(x) terms_k on the box from above, for terms ≥ 0."""
         average = self.sums(self.p * terms)
         largest = np.maximum.reduceat(terms, self.pairs.starts)
         direct = np.fmin(self.sums(self.exact * terms), largest)
         return np.fmin(average + self._moved(terms, average), direct)
 
     def computed_mean(self, sizes: np.ndarray) -> Float[np.ndarray, " rows"]:
-        """The same by the computed weights, which are p_k(1 + η_k)/Σ p_l(1 + η_l), |η| ≤ τ."""
+        """Bound the same average with the computed weights p_k(1 + η_k)/Σ p_l(1 + η_l), |η| ≤ τ."""
         found = np.where(self.unsettled, np.inf, self.mean(sizes * (1 + self.tau)) / self.settled)
         return np.fmin(np.fmin(found, self.sums(self.most * sizes)), np.maximum.reduceat(sizes, self.pairs.starts))
 
     def error(self, output: int) -> tuple[Float[np.ndarray, " rows"], Float[np.ndarray, " rows"]]:
-        """The error of one output that errors of the weights cause, by the theorem above or by the hull; and |A|."""
+        """Bound the error of one output that errors of the weights cause, by the theorem or by the hull; and |A|."""
         pairs, row = self.pairs, self.pairs.row
         value, spread, wide = self._values(output)
         average = self.sums(self.p * value)
@@ -344,7 +346,7 @@ class _WeightErrors:
         return np.fmin(errors, hull), np.fmin(np.abs(average) + moved + self.mean(wide), largest)
 
     def _values(self, output: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Values at the centres; how far each moves against the others over the box; how far it moves at all."""
+        """Return the values at the centres, and how far each moves over the box: relative to their mean, and in all."""
         head, pairs = self.near.head, self.pairs
         value, radius = head.values.mid[pairs.key, output], head.values.radius[pairs.key, output]
         if head.carried is None:

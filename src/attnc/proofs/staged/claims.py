@@ -1,9 +1,9 @@
-"""The claims that a staged proof proves: for every channel that attention writes, carrier·g(t), t affine in the state.
+"""The claims of a staged proof: every channel that attention writes is carrier·g(t), with t affine in the state.
 
-A composition brings its derivation from the construction. The derivations of a ReLU network and of truncated linear
-functions follow from the target; the numbers in which heads express their units are read off the weights. Nothing is
-taken on trust: each claim is proved from the weights, and the claims put together are the target, either because that
-is checked (`check_derivation`) or because they are built from it.
+The construction of a composition provides its derivation. The derivations of a ReLU network and of truncated linear
+functions follow from the target. The scales of their units are read off the weights. Nothing is taken on trust: each
+claim is proved from the weights. That the claims together are the target is checked (`check_derivation`), or follows
+because they are built from it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from attnc.targets.target import Target
 U = UNIT_ROUNDOFF["float64"]
 MAX_CLIP_ANCHORS, CLIP_LEAVES = 4000, 4
 """Maximum number of anchors of truncated linear functions that are proved. A clip takes about two leaves per anchor,
-CLIP_LEAVES times as many if several heads write it. The checker would need minutes for the leaves of more anchors."""
+and CLIP_LEAVES times as many if several heads write it. With more anchors the checker would need minutes."""
 MAX_SLOPES = 2**26
 """The largest number of slopes of the scores of all clips that are read one by one: they take 512 MB."""
 FEWEST_ANCHORS = 3
@@ -68,11 +68,11 @@ class NotBoundedError(Exception):
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """The channels between two stages: the name of the input or head that each holds, its size and its error."""
+    """The channels between two stages, each with the name of the input or head in it, its size and its error."""
 
     names: tuple[str, ...]
-    sizes: Float[np.ndarray, " channels"]  # of the exact number: |carrier|·|g|, as the checker bounds it
-    errors: Float[np.ndarray, " channels"]  # whatever the signs of errors
+    sizes: Float[np.ndarray, " channels"]  # of the exact number: |carrier|·|g|, which is also the checker's bound
+    errors: Float[np.ndarray, " channels"]  # for any signs of the errors before
 
     @property
     def reach(self) -> Float[np.ndarray, " channels"]:
@@ -80,7 +80,7 @@ class State:
         return up(self.sizes + self.errors)
 
     def bounded(self) -> State:
-        """The state itself. NotBoundedError where a channel may be infinite."""
+        """Return the state itself. Raise NotBoundedError if a channel may be infinite."""
         if not np.isfinite(self.reach).all():
             raise NotBoundedError
         return self
@@ -88,14 +88,14 @@ class State:
 
 @dataclass(frozen=True, eq=False)
 class Stated:
-    """A combination of the state that lies in [lo, hi] if it is exact, and its text in the names of the state."""
+    """A combination of the state whose exact value is in [lo, hi], and its text in the names of the state."""
 
     form: StateForm
     lo: float
     hi: float
     text: str
-    known_as: str | None = None  # an equal expression of the variables, where its range is the smaller one
-    is_input: bool = False  # it is an input itself, whose range is known exactly
+    known_as: str | None = None  # an equal expression of the variables, if its range is narrower
+    is_input: bool = False  # it is an input, and its range is exact
 
     @property
     def size(self) -> float:
@@ -106,17 +106,17 @@ class Stated:
 class ChannelClaim:
     """The heads of channel `output` of a stage compute carrier·function(t) at t = argument.
 
-    Beyond `limit`, which no exact t exceeds, the function is held constant.
+    Beyond `limit`, which no exact t exceeds, the function is constant.
     """
 
     output: int
     name: str
-    term: str  # of the ledger
+    term: str  # the term of the ledger for its error
     function: Node
     argument: Stated
     carrier: Stated | None = None
     limit: float = math.inf
-    wording: str | None = None  # the text of the function, if it is not that of its tree
+    wording: str | None = None  # the text of the function, if it differs from that of its tree
 
     @property
     def function_text(self) -> str:
@@ -124,30 +124,30 @@ class ChannelClaim:
 
 
 class Claims(abc.ABC):
-    """The claims of a derivation, stage by stage. One object is used for one walk through a program."""
+    """The claims of a derivation, stage by stage. An object is used for one walk through a program."""
 
     divides: ClassVar[bool]
     """Whether errors are added up over parts of the box. Then each head has leaves of its own, with local bounds;
     otherwise heads that are the same function of t share their leaves."""
 
     claimed: Mapping[str, object] = MappingProxyType({})
-    """The channels about which the derivation has a claim, by name; empty where claims follow from the weights."""
+    """The channels for which the derivation has a claim, by name. Empty if claims follow from the weights."""
 
     @abc.abstractmethod
     def of_stage(self, part: ProgramStage, channels: Mapping[int, Channel], state: State) -> Sequence[ChannelClaim]:
-        """The claims of a stage that reads this state. ProgramError where its weights cannot be as claimed."""
+        """Return the claims of a stage that reads this state. Raise ProgramError if its weights contradict them."""
 
     @abc.abstractmethod
     def outputs(self, state: State) -> Sequence[tuple[StateForm, str]]:
-        """Every output of the target as a combination of the last state, and as a text in the names of heads."""
+        """Return every output of the target as a combination of the last state, and as a text in the names of heads."""
 
     def ranges(self, boxes: Interval) -> tuple[Interval, Interval]:
-        """The arguments and carriers of all heads over boxes, (boxes, heads), if the box is divided."""
+        """Return the ranges of the arguments and carriers of all heads over boxes, (boxes, heads), if it is divided."""
         raise NotImplementedError
 
 
 class ExpressionClaims(Claims):
-    """A composition: its derivation states the part of the expression that every head computes."""
+    """The claims of a composition. Its derivation states the part of the expression that every head computes."""
 
     divides = True
 
@@ -201,14 +201,14 @@ class ExpressionClaims(Claims):
         return Stated(form, *self._ranges(part), self._text(part), known_as, isinstance(part, Source))
 
     def _text(self, part: Part) -> str:
-        """A part of the state by its name, or as a combination of these."""
+        """Return the name of a part in the state, or its text as a combination of such parts."""
         if id(part) in self._names or not isinstance(part, Combination):
             return self._names[id(part)]
         terms = [Product((c.tree, Variable(self._names[id(inner)]))) for inner, c in part.terms if c.value != 0]
         return to_text(Sum((*terms, part.constant.tree)))
 
     def _form(self, part: Part, state: State) -> StateForm:
-        """A part as a combination of the state."""
+        """Return a part as a combination of the state."""
         places = {name: i for i, name in enumerate(state.names)}
         if self._names.get(id(part)) in places:
             part = Combination(((part, UNIT),), ZERO)
@@ -227,10 +227,10 @@ class ExpressionClaims(Claims):
 
 
 def check_derivation(derivation: Derivation, target: ExpressionTarget, ranges: PartRanges) -> None:
-    """Raise ProgramError unless the outputs are the target's, and every head is claimed to be the part it stands for.
+    """Raise ProgramError unless the outputs are those of the target, and every claim fits the part of its head.
 
-    A proof of the heads shows that the program computes the derivation. This check shows that the derivation is one of
-    the target; without it the proof would be of another function.
+    A proof of the heads shows that the program computes the derivation. This check shows that the derivation computes
+    the target. Without it, another function would be proved.
     """
     wanted = target.expression.outputs
     if len(derivation.outputs) != len(wanted):
@@ -250,17 +250,17 @@ def check_derivation(derivation: Derivation, target: ExpressionTarget, ranges: P
         if not _is_of_its_part(claim):
             raise ProgramError(
                 f"by the derivation {channel} stands for {ranges.describe(claim.part)}, but it claims another "
-                f"function of its head, of {ranges.describe(claim.argument)}"
+                f"function for its head, with the argument {ranges.describe(claim.argument)}"
             )
     if not equivalent([ranges.tree(part) for part in derivation.outputs], wanted):
         raise ProgramError(
-            f"the derivation is not known to be one of {target.describe()}: its outputs are "
+            f"the derivation is not known to compute {target.describe()}: its outputs are "
             f"{', '.join(map(ranges.describe, derivation.outputs))}"
         )
 
 
 def _reachable(parts: list[Part]) -> list[Part]:
-    """All parts that these are made of, and those that their ranges are read from."""
+    """Return all parts from which these are made, and those from which their ranges are computed."""
     found: dict[int, Part] = {}
     pending = list(parts)
     while pending:
@@ -274,7 +274,7 @@ def _reachable(parts: list[Part]) -> list[Part]:
 
 
 def _is_of_its_part(claim: HeadClaim) -> bool:
-    """Whether carrier·tree(argument) is the part, by the way it is written."""
+    """Return whether carrier·tree(argument) is the part as it is written."""
     part, ways = claim.part, list[tuple[Part, Node, Part | None]]()
     if isinstance(part, Unary):
         ways = [(part.base, part.tree, None)]
@@ -290,9 +290,9 @@ def _is_of_its_part(claim: HeadClaim) -> bool:
 
 
 def stated_derivation(stages: Sequence[HeadProof], outputs: Sequence[str], variables: Sequence[str]) -> Derivation:
-    """The derivation of an expression that a certificate states, read back; ProgramError where it cannot be read.
+    """Read the derivation of an expression from a certificate. Raise ProgramError if it cannot be read.
 
-    It is proved like any other one, so nothing else has to be checked here.
+    It is proved like any other derivation, so nothing else has to be checked here.
     """
     parts: dict[str, Part] = {name: Source(i) for i, name in enumerate(variables)}
     heads: dict[str, HeadClaim] = {}
@@ -311,7 +311,7 @@ def stated_derivation(stages: Sequence[HeadProof], outputs: Sequence[str], varia
 
 
 def _combination_of(text: str, parts: Mapping[str, Part]) -> Part:
-    """A combination of parts, as 2*x + -1*s_0 + 0.5."""
+    """Read a combination of parts, such as 2*x + -1*s_0 + 0.5."""
     (tree,) = Expression.parse(text).outputs
     terms, constant = list[tuple[Part, Coefficient]](), ZERO
 
@@ -339,7 +339,7 @@ def _combination_of(text: str, parts: Mapping[str, Part]) -> Part:
 
 @dataclass(frozen=True, eq=False)
 class _Scaled:
-    """Units h of a layer as the state holds them: v = gain·h + shift, under these names."""
+    """The units h of a layer as they are in the state: v = gain·h + shift, with these names."""
 
     names: Sequence[str]
     gain: Float[np.ndarray, " units"]
@@ -347,7 +347,7 @@ class _Scaled:
 
     @cached_property
     def _texts(self) -> list[str]:
-        """Every h in the name of its v, exactly."""
+        """The exact text of every h in the name of its v."""
         units = [
             name if gain == 1 and shift == 0 else f"({name} - {exact_text(shift)})/({exact_text(gain)})"
             for name, gain, shift in zip(self.names, self.gain.tolist(), self.shift.tolist(), strict=True)
@@ -355,11 +355,11 @@ class _Scaled:
         return [unit.replace("- -", "+ ") for unit in units]
 
     def text(self, W: Float[np.ndarray, " units"], b: float) -> str:
-        """W·h + b in the names of v, exactly."""
+        """Return the exact text of W·h + b in the names of v."""
         return affine_text(W, self._texts, b)
 
     def form(self, W: Float[np.ndarray, " units"], b: float, scale: float, state: State) -> StateForm:
-        """scale·(W·h + b) as a combination of v."""
+        """Return scale·(W·h + b) as a combination of v."""
         weights = scale * (W / self.gain)
         moved = weights * self.shift
         constant = float(scale * b - moved.sum())
@@ -370,10 +370,11 @@ class _Scaled:
 
 
 class NetworkClaims(Claims):
-    """A ReLU network: the program holds v = gain·relu(z) + shift for every unit, z = W·h + b.
+    """The claims of a ReLU network. For every unit the program computes v = gain·relu(z) + shift, z = W·h + b.
 
-    Unit j of a layer is relu(t) + shift at t = gain·z_j, held at a limit that no exact t exceeds. Gains and shifts are
-    read off the heads; whatever they are, the claim is proved. Units that nothing reads are left out.
+    Unit j of a layer is relu(t) + shift at t = gain·z_j, and constant beyond a limit that no exact t exceeds. Gains and
+    shifts are read off the heads. Any values of them are sound, because the claim is proved. Units that nothing reads
+    are left out.
     """
 
     divides = False
@@ -383,7 +384,7 @@ class NetworkClaims(Claims):
         if num_stages != hidden:
             raise ProgramError(f"the program has {num_stages} stages, the network {hidden} hidden layers")
         self._target = target
-        # The units of every layer that are read.
+        # The units of every layer that a later layer reads.
         self._live = [np.flatnonzero(W.any(axis=0)) for W in target.weights[1:]]
         rows, columns = [*self._live, np.arange(len(target.weights[-1]))], [np.arange(target.box.d), *self._live]
         self._weights = [W[np.ix_(*kept)] for W, *kept in zip(target.weights, rows, columns, strict=True)]
@@ -396,8 +397,8 @@ class NetworkClaims(Claims):
         W, b, count = self._weights[layer], self._target.biases[layer][live], len(live)
         if not count or len(part.tokens) != count or len(set(part.tokens.tolist())) != count:
             raise ProgramError(
-                f"stage {part.name!r} makes {len(part.outputs)} numbers, not one token for each of {count} units that "
-                "are read"
+                f"stage {part.name!r} writes {len(part.outputs)} numbers, but needs one token for each of the {count} "
+                "units that are read"
             )
         forms = [self._before.form(row, float(offset), 1.0, state) for row, offset in zip(W, b, strict=True)]
         clips: dict[bytes, tuple[float, float, float]] = {}
@@ -425,7 +426,7 @@ class NetworkClaims(Claims):
 
 
 def _require_moving(weights: Sequence[Float[np.ndarray, "out in"]]) -> None:
-    """Raise ProgramError where a unit reads constant units only: its scores do not show which ones."""
+    """Raise ProgramError if a unit reads constant units only, because its scores do not show which ones."""
     moves: np.ndarray = np.ones(weights[0].shape[1], dtype=bool)
     for W in weights[:-1]:
         moves, reads = np.any(W[:, moves], axis=1), np.any(W, axis=1)
@@ -436,7 +437,7 @@ def _require_moving(weights: Sequence[Float[np.ndarray, "out in"]]) -> None:
 def _read_unit(
     stage: str, unit: Channel, form: StateForm, clips: dict[bytes, tuple[float, float, float]]
 ) -> tuple[float, float, float]:
-    """gain, shift and limit of a unit: v = relu(t) + shift at t = gain·z, z = form, v no larger than limit + shift.
+    """Return gain, shift and limit of a unit: v = relu(t) + shift ≤ limit + shift at t = gain·z, z = form.
 
     Units with equal values get the shift and the limit of the first one, which `clips` keeps by these values.
     """
@@ -445,7 +446,7 @@ def _read_unit(
     (head,) = unit.heads
     values, z = head.values.mid[:, unit.column], abs(float(form.constant))
     if not form.weights.any():
-        # The gain of a constant unit cannot be seen: take one for which its values reach twice as far as it does.
+        # The gain of a constant unit cannot be read off. Take one for which its values reach twice as far as the unit.
         limit = float(np.ptp(values))
         gain = limit / (2 * z) if z > 0 else limit
         return gain if gain > 0 else 1.0, float(values.min()), limit
@@ -468,10 +469,10 @@ def _read_clip(
     offsets: Float[np.ndarray, " keys"],
     values: Float[np.ndarray, " keys"],
 ) -> tuple[float, float, float]:
-    """slope, shift and limit of a head that computes slope·clip(y, 0, limit) + shift: any numbers would do for a proof.
+    """Return slope, shift and limit of a head that computes slope·clip(y, 0, limit) + shift. Any numbers are sound.
 
-    Neighbours in the order of their slopes have equal scores at y_1 < y_2 < …, midway between two anchors; so the
-    anchors reach over (y_last − y_1)·(p − 1)/(p − 2) if they are equally spaced. The first is at the kink.
+    Neighbours in the order of their slopes have equal scores at y_1 < y_2 < …, midway between two anchors. If the
+    anchors are equally spaced, they span (y_last − y_1)·(p − 1)/(p − 2). The first anchor is at the kink.
     """
     kappa, first = np.unique(kappa, return_index=True)
     offsets, values = offsets[first], values[first]
@@ -487,20 +488,20 @@ def _read_clip(
 
 
 class ClipClaims(Claims):
-    """Truncated linear functions: output i is m + Δ·v, and v is (clip(t, a, b) − m)/Δ at t = w_i·x_i + t_i.
+    """The claims of truncated linear functions: output i is m + Δ·v, v = (clip(t, a, b) − m)/Δ at t = w_i·x_i + t_i.
 
-    m and Δ are read off the last affine map. However many variables there are, t is one number.
+    m and Δ are read off the last affine map. For any number of variables, t is one number.
     """
 
     divides = False
 
     def __init__(self, target: TruncatedLinear, _: None, program: Program, read: StateForm, num_stages: int) -> None:
         if target.text is None and target.definitions is None:
-            raise ProgramError(f"{target.describe()}: they are too many to be stated")
+            raise ProgramError(f"{target.describe()}: there are too many to be stated")
         if program.num_anchors * (CLIP_LEAVES if program.num_heads > 1 else 1) > MAX_CLIP_ANCHORS:
             raise ProgramError(f"leaves of {program.num_anchors:,} anchors would be too many")
         if program.num_anchors * target.box.d * len(target.W) > MAX_SLOPES:
-            raise ProgramError(f"the scores of {target.describe()} are too many to be read one by one")
+            raise ProgramError(f"{target.describe()}: there are too many scores to be read one by one")
         if num_stages != 1:
             raise ProgramError(f"the program has {num_stages} stages, not one")
         rows, counts = read.weights, np.count_nonzero(read.weights, axis=1)
@@ -549,9 +550,9 @@ CLAIMS: Mapping[tuple[type, type], Callable[..., Claims]] = {
     (ReLUNetwork, NoneType): NetworkClaims,
     (TruncatedLinear, NoneType): ClipClaims,
 }
-"""The claims of a target and of the derivation that it needs; ReLU networks and clips have their own."""
+"""The claims for each type of target and of its derivation. ReLU networks and clips need no derivation."""
 
 
 def has_derivation(target: Target, derivation: Derivation | None) -> bool:
-    """Whether the derivation that the target needs is given, or none is given and the target has its own."""
+    """Return whether the derivation that the target needs is given, or the target needs none and none is given."""
     return (type(target), type(derivation)) in CLAIMS

@@ -1,4 +1,4 @@
-"""Errors on their way from the heads to the outputs: with their signs, over many boxes at once, stage by stage.
+"""The propagation of errors from the heads to the outputs: with their signs, over many boxes at once, stage by stage.
 
 Theorem.  Let a head compute û_j = F_j(û) + d_j where u_j = F_j(u) is exact, F_j = carrier·g(t), and |d_j| ≤ own_j. With
           t̂, Ĉ the argument and the carrier as computed, and g(t̂) − g(t) = G·(t̂ − t) for a slope G of g between them,
@@ -7,13 +7,13 @@ Theorem.  Let a head compute û_j = F_j(û) + d_j where u_j = F_j(u) is exact, F
           from those of earlier heads. Over a box each σ is in an interval, and |û_j − u_j| ≤ Σ_s |σ_js| own_s.
           Every σ_js is affine in each single G, so that the sum is convex in it, and largest at an end of its interval.
 
-A head as a function of t, in units of the carrier, is within δ of g on cells of t: so |d_j| ≤ |Ĉ|·δ + the part that
-does not scale with the carrier, δ the largest of those cells that t̂ can be in.
+A head as a function of t, in units of the carrier, is within δ of g on cells of t. So |d_j| ≤ |Ĉ|·δ + the part that
+does not scale with the carrier, where δ is the largest bound of the cells that t̂ can be in.
 
-So max(u, v) = u + relu(v − u) has the error (1 − G)·d_u + G·d_v: the larger one counts, not both, as they would with
-1 − G and G in [0, 1] each for itself. Therefore the few slopes that cost most are taken at both ends. And errors that
-reach an output along several ways cancel where they do. Where G may be infinite (√t at 0), |g(t̂) − g(t)| is at most the
-width of the range of g there, and is counted to own_j instead.
+For example, max(u, v) = u + relu(v − u) has the error (1 − G)·d_u + G·d_v. So only the larger of the two errors counts.
+Both would count if 1 − G and G were in [0, 1] independently. Therefore the few slopes that cost most are taken at both
+ends. Errors that reach an output along several paths may cancel. If G may be infinite (√t at 0), |g(t̂) − g(t)| is at
+most the width of the range of g there, which is added to own_j instead.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Slopes:
         held: tuple[float, float] | None = None,
         num_pieces: int = SLOPE_PIECES,
     ) -> Slopes:
-        """Enclose g(t̂) − g(t) by slopes, or by ranges where slopes are steep, on `num_pieces` pieces or more."""
+        """Enclose g(t̂) − g(t) by slopes, or by ranges where slopes are infinite, on `num_pieces` pieces or more."""
         lo, hi, error = (np.atleast_1d(np.asarray(x, np.float64))[:, None] for x in (lo, hi, error))
         edges = _edges(lo, hi, error, num_pieces)
         t = Interval(edges[:, :-1], edges[:, 1:])
@@ -103,7 +103,7 @@ class Slopes:
         with np.errstate(invalid="ignore", over="ignore"):
             by_slope = np.where(off == 0, 0.0, up(G.mag * off))
             is_steep = ~np.isfinite(by_slope)
-            is_steep |= by_range <= np.where(is_steep, by_range, 0.0).max(axis=1)[:, None]  # which costs nothing more
+            is_steep |= by_range <= np.where(is_steep, by_range, 0.0).max(axis=1)[:, None]  # up to the largest jump
             change = np.where(is_steep, JUMP_ROOM * by_range, np.minimum(by_slope, by_range))
             jumps = np.where(is_steep, change, products(G.mag, np.maximum(up(off - error), 0.0) * (off > error)))
         if held is not None:
@@ -114,7 +114,7 @@ class Slopes:
 
     @classmethod
     def stacked(cls, parts: Sequence[Slopes]) -> Slopes:
-        """Stack the heads of all parts, which have equal numbers of pieces."""
+        """Stack the heads of all parts. They have equal numbers of pieces."""
         edges, jumps, change = (
             np.concatenate([getattr(part, name) for part in parts]) for name in ("edges", "jumps", "change")
         )
@@ -122,7 +122,7 @@ class Slopes:
         return cls(edges, G, jumps, values, change)
 
     def over(self, t: Interval) -> tuple[Interval, Float[np.ndarray, "boxes heads"], Interval]:
-        """G, jump and the values of g for t in each of these intervals, (boxes, heads)."""
+        """Return G, jump and the values of g for t in each of these intervals, (boxes, heads)."""
         met = (self.edges[:, :-1] <= t.hi[..., None]) & (self.edges[:, 1:] >= t.lo[..., None])
         G, values = (
             Interval(
@@ -135,7 +135,7 @@ class Slopes:
 
 
 def _edges(lo: np.ndarray, hi: np.ndarray, error: np.ndarray, num_pieces: int) -> Float[np.ndarray, "heads edges"]:
-    """Edges of pieces: equally spaced ones, and geometric ones towards both ends. Some pieces may have no width."""
+    """Return the edges of pieces: equally spaced ones, and geometric ones towards both ends. Some may coincide."""
     if num_pieces == 1:
         return np.concatenate([lo, hi], axis=1)
     width = hi - lo
@@ -148,10 +148,7 @@ def _edges(lo: np.ndarray, hi: np.ndarray, error: np.ndarray, num_pieces: int) -
 
 @dataclass(frozen=True, eq=False)
 class Deviations:
-    """A head is within |carrier|·δ + fixed of carrier·g(t) for t in a cell, where |carrier| ≤ size; and within size·δ.
-
-    `unsure` is added in any case.
-    """
+    """For t in a cell, |carrier| ≤ size: a head is within min(|carrier|·δ + fixed, size·δ) + unsure of carrier·g(t)."""
 
     edges: Interval  # of the cells
     deltas: Float[np.ndarray, " cells"]
@@ -171,8 +168,8 @@ class Deviations:
 class Readings:
     """Affine combinations of earlier heads, one per row, and their errors.
 
-    At exact values of the heads a row is off by `slack`, of which `casts` is the rounding of inputs; as computed it is
-    off by `error`, whatever the signs of errors.
+    At exact values of the heads a row is off by `slack`, of which `casts` is the rounding of inputs. As computed it is
+    off by `error`, for any signs of the errors of the heads.
     """
 
     weights: Float[np.ndarray, "rows heads"]
@@ -183,9 +180,9 @@ class Readings:
 
 @dataclass(frozen=True, eq=False)
 class FlowStage:
-    """Heads of one stage: carrier·g(argument), computed to within `own`, or to `deviations` by where t is.
+    """The heads of one stage: carrier·g(argument), computed to within `own`, or to within `deviations` at a given t.
 
-    A head without a carrier has a row of zeros in `carriers`, which is None if no head has one.
+    A head without a carrier has a row of zeros in `carriers`. It is None if no head has a carrier.
     """
 
     arguments: Readings
@@ -200,10 +197,10 @@ class FlowStage:
 
 
 class ErrorFlow:
-    """The error that every head adds on every box, and the share of it that arrives in later ones.
+    """The error that every head adds on every box, and the factors with which it arrives in later heads.
 
-    t and C are the ranges of arguments and carriers, (boxes, heads): a head without a carrier has C = 1.
-    Without C no head has a carrier.
+    t and C are the ranges of arguments and carriers, (boxes, heads). A head without a carrier has C = 1. C is None if
+    no head has a carrier.
     """
 
     def __init__(self, stages: Sequence[FlowStage], t: Interval, C: Interval | None = None) -> None:
@@ -232,21 +229,21 @@ class ErrorFlow:
         self._forms = self._forms_of(*self._factors)
 
     def _computed(self, C: Interval) -> Interval:
-        """The carriers as computed: enlarged by their errors."""
+        """Return the carriers as computed: their ranges, enlarged by their errors."""
         off = [np.zeros(len(stage)) if stage.carriers is None else stage.carriers.error for stage in self.stages]
         error = np.concatenate([np.zeros(0), *off])
         return Interval(np.where(error, down(C.lo - error), C.lo), np.where(error, up(C.hi + error), C.hi))
 
     def combined(self, weights: Float[np.ndarray, "rows heads"]) -> Interval:
-        """(boxes, rows, heads): the σ of combinations of heads."""
+        """Return the σ of combinations of heads, (boxes, rows, heads)."""
         return _combined(weights, self._forms)
 
     def sizes(
         self, outputs: Float[np.ndarray, "outputs heads"], bent: Sequence[int] = ()
     ) -> Float[np.ndarray, "ends outputs boxes heads"]:
-        """|σ| of these combinations with the slopes of some of the heads `bent` at their ends.
+        """Return |σ| of these combinations, for all choices of ends for the slopes of some of the heads `bent`.
 
-        |error| ≤ Σ_s |σ_s| own_s for one choice of the ends.
+        |error| ≤ Σ_s |σ_s| own_s holds for at least one of these choices.
         """
         whole = np.moveaxis(self.combined(outputs).mag, 1, 0)
         kinks = self._kinks(whole.max(axis=0), bent)
@@ -286,7 +283,7 @@ class ErrorFlow:
         return (np.arange(sizes.shape[1]) == first[..., None]) & (costs > 0)
 
     def _forms_of(self, G: Interval, C: Interval, g: Interval) -> Interval:
-        """(boxes, heads, heads): the σ_js of every head j."""
+        """Return the σ_js of every head j, (boxes, heads, heads)."""
         lo, hi = np.zeros((2, *G.shape, G.shape[1]))
         for stage, rows in zip(self.stages, self._rows, strict=True):
             before = Interval(lo[:, :, : rows.start], hi[:, :, : rows.start])
@@ -300,9 +297,9 @@ class ErrorFlow:
 
 
 def bypassed(stages: Sequence[FlowStage], outputs: Float[np.ndarray, "outputs heads"]) -> list[int]:
-    """The heads whose arguments have an error that reaches an output along another way as well.
+    """Return the heads whose arguments have an error that also reaches an output along another path.
 
-    The slopes of other heads gain nothing from being taken at their ends.
+    For the other heads nothing is gained by taking slopes at their ends.
     """
     by_argument, by_carrier = list[set[int]](), list[set[int]]()
     for stage in stages:
@@ -312,7 +309,7 @@ def bypassed(stages: Sequence[FlowStage], outputs: Float[np.ndarray, "outputs he
     ends = set(np.flatnonzero(outputs.any(axis=0)).tolist())
 
     def reached(found: set[int], without: int | None = None) -> set[int]:
-        """All heads whose errors reach these heads, except through the argument of one of them."""
+        """Return all heads whose errors reach these heads, paths through the argument of `without` not counted."""
         found = set(found)
         for number in reversed(range(len(by_argument))):
             if number in found:
@@ -323,7 +320,7 @@ def bypassed(stages: Sequence[FlowStage], outputs: Float[np.ndarray, "outputs he
 
 
 def _combined(weights: Float[np.ndarray, "rows heads"], forms: Interval) -> Interval:
-    """Σ weight·form for each row of weights, the forms being (boxes, heads, sources).
+    """Return Σ weight·form for each row of weights, with forms (boxes, heads, sources).
 
     Rows may leave out the last heads.
     """
@@ -343,14 +340,14 @@ def _combined(weights: Float[np.ndarray, "rows heads"], forms: Interval) -> Inte
 
 
 def products(sizes: np.ndarray, errors: np.ndarray | float) -> np.ndarray:
-    """sizes·errors rounded up, with 0·∞ = 0: an error that moves nothing costs nothing."""
+    """Return sizes·errors rounded up, with 0·∞ = 0."""
     with np.errstate(invalid="ignore", over="ignore"):
         return np.where((sizes == 0) | (np.asarray(errors) == 0), 0.0, up(sizes * errors))
 
 
 @dataclass(frozen=True, eq=False)
 class Outputs:
-    """Outputs as sums of weight·head and of inputs, the error of their stored coefficients, and their rounding."""
+    """Outputs as sums of weight·head and inputs, with the error of their stored coefficients, and their rounding."""
 
     weights: Float[np.ndarray, "outputs heads"]
     differs: Float[np.ndarray, " outputs"]
@@ -359,7 +356,7 @@ class Outputs:
 
 @dataclass(frozen=True, eq=False)
 class Composed:
-    """sup |f − program| ≤ bound, the sum of the terms; the box was halved along the axes in turn."""
+    """sup |f − program| ≤ bound, the sum of the terms. The box was halved along the axes in turn."""
 
     bound: float
     terms: tuple[Term, ...]
@@ -372,23 +369,23 @@ TERM_REASONS = {
     COEFFICIENTS: "affine coefficients of the target, as they are stored",
     ROUNDING: "of the engine, in all stages",
 }
-"""The reasons of these two terms of the ledger; every other term is the error of heads."""
+"""The reasons of these two terms of the ledger. Every other term is the error of heads."""
 
 Ranges = Callable[[Interval], tuple[Interval, Interval | None]]
-"""(boxes, d) → the ranges of arguments and of carriers, (boxes, heads)."""
+"""A function of boxes (boxes, d) that returns the ranges of arguments and of carriers, (boxes, heads)."""
 
 
 def composed_bound(
     stages: Sequence[FlowStage], names: Sequence[str], outputs: Outputs, ranges: Ranges, box: Interval, divides: bool
 ) -> Composed:
-    """The errors of all heads at the outputs, over parts of the box if `divides`, or over the box as a whole.
+    """Bound the errors of all heads at the outputs, over parts of the box if `divides`, or over the box as a whole.
 
     `names` are the terms of the ledger to which the errors of the heads belong.
     """
     bent = bypassed(stages, outputs.weights) if divides else []
 
     def errors(boxes: Interval) -> Float[np.ndarray, "boxes outputs terms"]:
-        """The error that every head adds, then coefficients and rounding."""
+        """Return the error that every head adds, then those of coefficients and of rounding."""
         flow = ErrorFlow(stages, *ranges(boxes))
         sizes = flow.sizes(outputs.weights, bent)
         found = np.zeros((*sizes.shape[:3], len(names) + 2))
@@ -417,13 +414,13 @@ def composed_bound(
 
 
 def _ledger(errors: Float[np.ndarray, "outputs terms"], names: Sequence[str], room: float) -> tuple[Term, ...]:
-    """The terms of the worst output, in the order of the heads."""
+    """Return the terms of the worst output, in the order of the heads."""
     adds: dict[str, float] = {}
     worst = errors[int(np.argmax(errors.sum(axis=1)))].tolist()
     for name, value in zip((*names, COEFFICIENTS, ROUNDING), worst, strict=True):
         if value > 0:
             adds[name] = float(up(adds.get(name, 0.0) + up(value * (1 + room), 2)))
-    reason = "of these heads, as far as they move the output"
+    reason = "the errors of these heads, times their effect on the output"
     return tuple(Term(name, value, TERM_REASONS.get(name, reason)) for name, value in (adds or {ROUNDING: 0.0}).items())
 
 
@@ -432,8 +429,8 @@ def divided(
 ) -> tuple[Interval, Float[np.ndarray, " parts"], tuple[int, ...]]:
     """Halve parts of the box where `largest` is largest, as long as that makes it smaller.
 
-    Returns the parts, `largest` on each of them, and the axes: a part at depth k is halved along axes[k], so that the
-    axes are enough to make the same parts again.
+    Return the parts, `largest` on each of them, and the axes. A part at depth k is halved along axes[k], so the axes
+    are enough to make the same parts again.
     """
     parts, found, depth = box, largest(box), np.zeros(1, dtype=int)
     axes: list[int] = []
@@ -462,7 +459,7 @@ def divided(
 
 
 def _axis(parts: Interval, depth: int, largest: Callable[[Interval], Float[np.ndarray, " boxes"]]) -> int:
-    """The axis without whose width the errors would be smallest; the axes take turns if no error would be finite."""
+    """Return the axis without whose width the errors would be smallest, or the axes in turn if none would be finite."""
     d = parts.shape[1]
     lo, hi = np.tile(parts.lo, (d, 1, 1)), np.tile(parts.hi, (d, 1, 1))
     for axis in range(d):

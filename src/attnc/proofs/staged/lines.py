@@ -1,12 +1,12 @@
-"""The heads that write one channel as a function of one number t, an affine combination of the state.
+"""The heads that write one channel, as a function of one number t, which is an affine combination of the state.
 
-`Channel.line` makes that function, and the roundings of the heads along it, from the weights. `prove_line` bounds
+`Channel.line` derives that function, and the roundings of the heads along it, from the weights. `prove_line` bounds
 |A(t) − g(t)| on an interval by leaves.
 
-The values of a gate cross where its weights are least sure. Leaves may be wide there, while rounding is large on small
-cells only: it is bounded on parts of the leaves. The checker bounds it on parts, too, 2^CHECKED_HALVINGS of each leaf.
-A leaf that took more parts here is stored as several leaves, each with no more parts than that. So every bound that is
-found here on a part is found again by the checker.
+Near the kink of a gate, rounding is large on a short interval only, while leaves may be wide there. So rounding is
+bounded on parts of the leaves. The checker also bounds it on parts, 2^CHECKED_HALVINGS of each leaf. A leaf that takes
+more parts here is stored as several leaves, each with at most that number of parts. So the checker finds every bound
+that is found here on a part.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from attnc.targets.parts.part import T, function_of_t
 
 U = UNIT_ROUNDOFF["float64"]
 MOST_SCORE_SLACK = 0.25
-"""The largest part of a score, in natural units, that may not depend on t. The checker refuses a head above it."""
+"""The largest part of a score that may depend on anything but t. The checker refuses a head above it."""
 LINE_ORDER = 10
 """The order of Taylor leaves of one variable: a higher one makes fewer leaves, each of which takes longer."""
 FIRST_LEVEL = 3
 """Branch and bound begins with 2^3 cells: fewer would be halved in any case."""
 LOOSE_LEAVES, CLOSE_LEAVES = 0.05, 2e-3
-"""How far above the largest error that was seen a bound may be, relatively. 5 % is cheap. Theorems that count their
-anchors are 0.2 % sharp, and a proof of such a network must not miss the eps that they met."""
+"""The relative excess of a bound over the largest error that was seen, if the box is divided and if it is not. The
+second is for theorems that count their anchors: they are 0.2 % sharp, and the proof must not miss the eps they meet."""
 LEAST_GOAL = 1e-14
 """Bounds below this share of the function and of the values are rounding alone, which no halving makes smaller."""
 SAMPLES = 257
@@ -63,7 +63,7 @@ CHECKED_HALVINGS = 4
 """log₂ of the number of parts on which the checker bounds the rounding of a leaf of one variable."""
 
 LineRounding = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""(centres, radii) → the rounding of every cell."""
+"""A function of (centres, radii) that returns the rounding of every cell."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,10 +71,10 @@ class HeadLine:
     """The heads of a channel as functions of t, in units of the carrier, and their roundings."""
 
     heads: tuple[SoftHead[Enclosed], ...]
-    unsure: float  # the distance between the values and those that the claim states, over all states
+    unsure: float  # the distance between the values and those of the claim, over all states
     roundings: tuple[HeadRoundings, ...]
     beside: float  # the rounding of the terms that are added to the heads
-    peak: float  # the largest number on the way
+    peak: float  # the largest intermediate number
     dtype: str
 
     @property
@@ -84,7 +84,7 @@ class HeadLine:
         return b";".join((part.mid + 0.0).tobytes() for part in parts)  # + 0.0 turns −0 into 0
 
     def rounding(self, size: float, proof: Covering) -> tuple[float, Covering]:
-        """The rounding of the stage in this channel over all t and all states, values being times `size`.
+        """Bound the rounding of the stage in this channel over all t and all states, with values multiplied by `size`.
 
         The second result is the proof by the leaves on which the rounding was bounded.
         """
@@ -103,7 +103,7 @@ class HeadLine:
 class Channel:
     """A channel that attention writes: its name, the stage, and the numbers of the heads that write it.
 
-    The channels of the state that the stage reads are no larger than `sizes`.
+    The absolute values of the channels that the stage reads are at most `sizes`.
     """
 
     name: str
@@ -119,7 +119,7 @@ class Channel:
 
     @property
     def source(self) -> int | None:
-        """The channel of the state that is passed on unchanged, if the stage does that."""
+        """The channel of the state that is passed on unchanged as this one. None if it is not passed on."""
         row = self.stage.linear.mid[self.column]
         (places,) = np.nonzero(row)
         off = (self.stage.linear.radius, self.stage.constant.mid, self.stage.constant.radius)
@@ -137,16 +137,16 @@ class Channel:
         return float(sizes_at(self.roundings.sizes, self._reach[None])[0, self.column])
 
     def line(self, argument: StateForm, carrier: StateForm | None) -> HeadLine:
-        """The heads as functions of t = argument."""
+        """Return the heads as functions of t = argument."""
         affine = (self.stage.linear[self.column], self.stage.constant[self.column])
         if any(part.mid.any() or part.radius.any() for part in affine):
-            raise ProgramError(f"{self.name} is not made by its heads alone")
+            raise ProgramError(f"{self.name} is not written by its heads alone")
         heads, offs = zip(*(self._along(head, argument, carrier) for head in self.heads), strict=True)
         slack = max(float(head.offsets.radius.max()) for head in heads)
         if not slack <= MOST_SCORE_SLACK:
             raise ProgramError(
-                f"the scores of {self.name} do not depend on the claimed combination of its inputs alone: they differ "
-                f"by {slack:.3g}, at most {MOST_SCORE_SLACK} is allowed"
+                f"the scores of {self.name} do not depend on the claimed combination of its inputs alone: the rest is "
+                f"{slack:.3g}, and at most {MOST_SCORE_SLACK} is allowed"
             )
         rounds = tuple(self._flat_roundings(number, argument, carrier is None) for number in self.numbers)
         beside = float(up(gamma(self.roundings.count, self.roundings.unit) * self._added_size, 4))
@@ -154,10 +154,10 @@ class Channel:
         return HeadLine(heads, float(up(sum(offs), len(offs))), rounds, beside, peak, self.roundings.dtype)
 
     def fixed_size(self, carrier: StateForm) -> float:
-        """The part of the sizes of values that does not scale with the carrier, if the carrier is one channel.
+        """Return the part of the sizes of values that does not scale with the carrier, if the carrier is one channel.
 
-        Otherwise it is all of them. Rounding is subadditive in these sizes, and no larger than they are: a carrier that
-        is a fraction of its largest value leaves that fraction of the rounding, and this at most.
+        Otherwise return all of them. Rounding is subadditive in these sizes, and at most as large as they are. So if
+        the carrier is a fraction of its largest value, the rounding is at most that fraction, plus this part.
         """
         reach, total = self._reach, self._added_size
         (read,), elsewhere = np.nonzero(carrier.weights), reach.copy()
@@ -172,10 +172,10 @@ class Channel:
     def _along(
         self, head: SoftHead[Enclosed], argument: StateForm, carrier: StateForm | None
     ) -> tuple[SoftHead[Enclosed], float]:
-        """A head as a function of t = T(u) alone, and how far its values may be from those that are claimed.
+        """Return a head as a function of t = T(u) alone, and the distance of its values from the claimed ones.
 
-        Scores a_k·u + c_k are κ_k·T(u) + c_k − κ_k·constant, up to Σ_i |a_ki − κ_k weight_i|·|u_i|, which is put into
-        the radius of an offset. Values are ν_k·carrier(u), or constants, or affine in t.
+        Scores a_k·u + c_k are κ_k·T(u) + c_k − κ_k·constant, up to Σ_i |a_ki − κ_k weight_i|·|u_i|, which is added to
+        the radius of the offset. Values are ν_k·carrier(u), or constants, or affine in t.
         """
         kappa, offsets, differs = _divided(head.slopes, head.offsets, argument, self.sizes)
         values, off = head.values.mid[:, self.column], head.values.radius[:, self.column]
@@ -195,11 +195,11 @@ class Channel:
         return line, float(up(off.max(initial=0.0)))
 
     def _flat_roundings(self, number: int, argument: StateForm, values_along: bool) -> HeadRoundings:
-        """The roundings of a head as a function of t, over all states.
+        """Return the roundings of a head as a function of t, over all states.
 
-        Where t = w·u_i + constant reads one channel, |u_i| ≤ (|t| + |constant|)/|w| in a cell. The other channels are
-        taken as large as they get (`_sizes_along`), and so are all channels for values that follow a carrier. The
-        checker measures the same sizes.
+        If t = w·u_i + constant reads one channel, |u_i| ≤ (|t| + |constant|)/|w| in a cell. The other channels count
+        with their largest sizes (`_sizes_along`), and so do all channels for values that depend on a carrier. The
+        checker uses the same sizes.
         """
         rounds, reach, n = self.roundings.heads[number], self._reach, 1 + self._reach.sum()
         lost = up(rounds.score_underflow * n**2, 8)
@@ -222,16 +222,16 @@ class Channel:
 def channels_of(
     part: ProgramStage, sizes: Float[np.ndarray, " channels"], claimed: Mapping[str, object] | None = None
 ) -> dict[int, Channel]:
-    """Every output of a stage as a channel, with the heads that write it, for states with |u| ≤ sizes.
+    """Return every output of a stage as a channel, with the heads that write it, for states with |u| ≤ sizes.
 
-    A channel in `claimed` that no head writes with a value other than 0 gets the heads whose W_O has an entry for it.
+    If all values that heads write into a channel in `claimed` are 0, its heads are those whose W_O has an entry for it.
     """
     found = {}
     all_rounds = roundings(part, casts_input=False)
     for (stage, outputs), rounds in zip(stages(part), all_rounds, strict=True):
         for column, output in enumerate(outputs.tolist()):
             name = part.outputs[output]
-            # By sizes, as terms that cancel exactly still round. A size of 0 was rounded up to the least float.
+            # Sizes decide, as terms that cancel exactly still round. A size of 0 was rounded up to the least float.
             writes = [(head.value_sizes[:, column] > TINIEST).any() for head in rounds.heads]
             numbers = np.flatnonzero(writes).tolist()
             if not numbers and claimed is not None and name in claimed:
@@ -241,7 +241,7 @@ def channels_of(
 
 
 def joined(lines: Sequence[HeadLine]) -> HeadLine:
-    """Lines with equal values as one: its scores and its roundings have room for all of them."""
+    """Join lines with equal values: the radii of the scores and the roundings cover all of them."""
     if len(lines) == 1:
         return lines[0]
     heads = tuple(map(_joined_head, zip(*(line.heads for line in lines), strict=True)))
@@ -263,7 +263,7 @@ def _joined_head(lines: Sequence[SoftHead[Enclosed]]) -> SoftHead[Enclosed]:
 
 
 def _joined_roundings(found: Sequence[HeadRoundings]) -> HeadRoundings:
-    """The largest roundings of all, key by key; in detail only where the keys are the same."""
+    """Return the largest roundings of all, key by key. Detailed roundings are kept only if the keys are the same."""
     fine = [flat.scores for flat in found if flat.scores is not None]
     scores = None
     if len(fine) == len(found) and all(np.array_equal(each.keys, fine[0].keys) for each in fine):
@@ -275,7 +275,7 @@ def _joined_roundings(found: Sequence[HeadRoundings]) -> HeadRoundings:
 
 
 def _largest(records: Sequence[Any], *names: str) -> list[np.ndarray]:
-    """The largest of all records in each of these numbers or arrays, entry by entry."""
+    """Return, for each of these fields, the entrywise maximum over all records."""
     return [np.max([getattr(record, name) for record in records], axis=0) for name in names]
 
 
@@ -286,9 +286,9 @@ def ratios(
     sizes: Float[np.ndarray, " channels"],
     with_constant: bool = False,
 ) -> Float[np.ndarray, " keys"]:
-    """κ with slopes ≈ κ·weights, read off the channel that moves the form most.
+    """Return κ with slopes ≈ κ·weights, read off the channel that changes the form most.
 
-    If none moves it, κ is 0, or with `with_constant` the ratio of the offsets to the constant.
+    If no channel changes it, κ is 0, or with `with_constant` the ratio of the offsets to the constant.
     """
     weights = form.weights
     main = int(np.argmax(np.abs(weights) * sizes))
@@ -307,7 +307,7 @@ def ratios(
 def _sizes_along(
     rows: Float[np.ndarray, "rows forms"], argument: StateForm, reach: Float[np.ndarray, " channels"]
 ) -> Float[np.ndarray, "rows two"]:
-    """Forms of (|u|, 1), or constants, as forms of (|t|, 1) that are no smaller on any state."""
+    """Return forms of (|t|, 1) that are at least as large, on every state, as these forms of (|u|, 1) or constants."""
     if rows.shape[1] == 1:
         return np.pad(rows, ((0, 0), (1, 0)))
     slopes, elsewhere = np.zeros(len(rows)), reach.copy()
@@ -321,7 +321,7 @@ def _sizes_along(
 
 
 def _times(size: float, values: Enclosed, unsure: float) -> Enclosed:
-    """size·values, each known to `unsure` besides."""
+    """Return size·values, with `unsure` added to the radii."""
     mid = size * values.mid
     return Enclosed(mid, up(size * values.radius + U * np.abs(mid) + unsure, 4))
 
@@ -333,9 +333,9 @@ def _divided(
     sizes: Float[np.ndarray, " channels"],
     with_constant: bool = False,
 ) -> tuple[np.ndarray, Enclosed, np.ndarray]:
-    """κ with slopes ≈ κ·weights, the rest of the offsets, and a bound of the rest of the slopes over all states.
+    """Return κ with slopes ≈ κ·weights, the rest of the offsets, and a bound of the rest of the slopes on all states.
 
-    With `with_constant` the offsets are to be κ·constant, and their rest counts to that bound, too.
+    With `with_constant` the offsets should be κ·constant, and their rest is added to that bound.
     """
     weights, kappa = form.weights, ratios(slopes.mid, offsets.mid, form, sizes, with_constant)
     products = kappa[:, None] * weights
@@ -364,13 +364,14 @@ def prove_line(
     tolerance: float = LOOSE_LEAVES,
     limit: float = math.inf,
 ) -> tuple[Covering, Box, tuple[float, float] | None]:
-    """Prove |A(t) − g(t)| over [lo − margin, hi + margin], A being the sum of the heads.
+    """Bound |A(t) − g(t)| over [lo − margin, hi + margin], where A is the sum of the heads.
 
-    Returns the leaves, that interval, and the ends at which g is held: it is held at `limit`, or where it is not
-    defined on the whole interval. Leaves are cells of `least_level` at least.
+    Return the leaves, that interval, and the ends beyond which g is constant, if any. g is made constant beyond `limit`
+    or, if it is not defined on the whole interval, near its ends. Leaves have at least the level `least_level`.
     """
     stage = OneStage.of_line(heads)
-    # Held at a ∈ [lo, lo + margin], b ∈ [hi − margin, hi], a t within the margin of s ∈ [lo, hi] is not taken farther.
+    # With a ∈ [lo, lo + margin] and b ∈ [hi − margin, hi]: if |t − s| ≤ margin for an s ∈ [lo, hi], then
+    # |clip(t, a, b) − s| ≤ margin.
     inner = max(lo, math.nextafter(lo + margin, -math.inf)), min(hi, math.nextafter(hi - margin, math.inf))
     lo, hi = math.nextafter(lo - margin, -math.inf), math.nextafter(hi + margin, math.inf)
     box = Box(("t",), np.array([lo]), np.array([hi]))
@@ -393,7 +394,7 @@ def prove_line(
 
 
 def _finer(proof: Covering, least_level: int) -> CellBounds:
-    """Cut wide leaves into cells of this level, each with a bound of its own by the first kind, where it is smaller."""
+    """Cut wide leaves into cells of this level. Each gets a bound by the first kind, if that is smaller."""
     depth, kind = np.maximum(0, least_level - proof.cells.level), proof.kinds[0]
     finer, rows = proof.cells.cut(depth), np.flatnonzero(np.repeat(depth, 1 << depth))
     if len(rows):
@@ -402,7 +403,7 @@ def _finer(proof: Covering, least_level: int) -> CellBounds:
 
 
 class _LineTarget(ExpressionTarget):
-    """An expression of t whose domain was checked already."""
+    """An expression of t. Its domain has been checked already."""
 
     def __init__(self, expression: object, box: Box) -> None:
         self.expression, self.box, self.text = expression, box, ""  # type: ignore[assignment]
@@ -415,7 +416,7 @@ def _is_defined(tree: Node, lo: float, hi: float) -> bool:
 
 
 def rounded_leaves(bounds: LineRounding, proof: Covering) -> tuple[float, Covering]:
-    """The largest bound of any cell, and the proof by leaves that each hold at most 2^CHECKED_HALVINGS of these cells.
+    """Return the largest bound of a cell, and the proof by leaves of at most 2^CHECKED_HALVINGS of these cells each.
 
     Cells are halved where the bound is largest, as long as that makes it smaller.
     """
@@ -444,6 +445,6 @@ def rounded_leaves(bounds: LineRounding, proof: Covering) -> tuple[float, Coveri
 
 
 def leaf_intervals(proof: Covering) -> Interval:
-    """The leaves of a line, in their order."""
+    """Return the intervals of the leaves of a line, in their order."""
     centres, radii = cell_boxes(proof.box, proof.cells.level, proof.cells.index)
     return Interval(down(centres - radii)[:, 0], up(centres + radii)[:, 0])

@@ -1,12 +1,12 @@
 """Deep programs, proved stage by stage.
 
-A derivation claims of every head that it computes carrier·g(t), with t an affine combination of the state so far. The
-weights of a stage show how its scores and values depend on the state; where that differs from the combination that was
-claimed, the difference counts as an error. Then the heads of a channel are a function of t alone, and are proved
-against g on the range of t, enlarged by the error that t already has:
+A derivation claims that every head computes carrier·g(t), where t is an affine combination of the state so far. The
+weights of a stage show how its scores and values depend on the state. If that differs from the claimed combination, the
+difference counts as an error. So the heads of a channel are a function of t alone. They are proved against g on the
+range of t, enlarged by the error that t already has:
     |heads − carrier·g(t̂)| ≤ |carrier|·δ + the difference of the weights + rounding.
 Channels whose heads are the same function of t share their leaves. `error_flow` follows these errors to the outputs,
-and finds where they cancel.
+with their signs, because they may cancel.
 """
 
 from __future__ import annotations
@@ -71,14 +71,14 @@ class StagedProver(Prover):
     name = "head by head"
 
     def accepts(self, program: Program, target: Target, request: ProofRequest) -> bool:
-        """Whether the claim is about the largest error, and a derivation of the target is given or follows from it."""
+        """Return whether the largest error is to be bounded, and a derivation is given or follows from the target."""
         return request.p == math.inf and has_derivation(target, request.derivation)
 
     def prove(self, program: Program, target: Target, request: ProofRequest) -> Proof:
         """Prove that the program is within a bound of the target.
 
-        ProgramError where the weights are not those of the derivation, or where it is one of another target. The
-        bound is ∞ where the box is too wide for the range of a part to be known.
+        Raise ProgramError if the weights do not fit the derivation, or if the derivation is that of another target. The
+        bound is ∞ if the box is too wide to bound the range of a part.
         """
         check(program)
         require_same_shapes(program, target)
@@ -103,7 +103,7 @@ class StagedProver(Prover):
 
 
 class _StageWalk:
-    """A walk through the stages: `state` is the state after the last one, `flow` has the errors of all heads so far."""
+    """A walk through the stages. `state` is the state after the last one, `flow` has the errors of all heads so far."""
 
     def __init__(self, claims: Claims, target: Target, dtype: str) -> None:
         self.claims, self.box = claims, target.box
@@ -116,7 +116,7 @@ class _StageWalk:
         self._ranges: list[tuple[float, float]] = []  # of the arguments of all heads
 
     def through(self, part: ProgramStage, seconds: float) -> None:
-        """Prove the heads of a stage, and find the state after it."""
+        """Prove the heads of a stage, and compute the state after it."""
         state = self.state.bounded()
         channels = channels_of(part, state.reach, self.claims.claimed)
         claims = self.claims.of_stage(part, channels, state)
@@ -135,25 +135,28 @@ class _StageWalk:
         self.state = State(names, np.array(sizes, np.float64), np.array(errors, np.float64))
 
     def _passed_on(self, channels: Mapping[int, Channel], claimed: set[int]) -> dict[int, tuple[str, float, float]]:
-        """The name, the size and the error of every channel that a stage passes on as it is."""
+        """Return the name, the size and the error of every channel that a stage passes on unchanged."""
         state, found = self.state, dict[int, tuple[str, float, float]]()
         for i, channel in channels.items():
             if i in claimed:
                 continue
             if channel.numbers:
                 raise ProgramError(
-                    f"{channel.name} is written by {len(channel.numbers)} heads, and no claim is about it"
+                    f"{channel.name} is written by {len(channel.numbers)} heads, but the derivation has no claim for it"
                 )
             if channel.source is None:
-                raise ProgramError(f"{channel.name} is neither made by a head nor passed on as it is")
+                raise ProgramError(f"{channel.name} is neither written by a head nor passed on unchanged")
             found[i] = state.names[channel.source], state.sizes[channel.source], state.errors[channel.source]
         return found
 
     def _grouped(self, heads: Sequence[_ClaimedHead]) -> list[list[_ClaimedHead]]:
-        """Heads that are the same function of t; those at a constant t, and all if the box is divided, are alone."""
+        """Group heads that are the same function of t.
+
+        A head at a constant t is a group of its own, and every head is if the box is divided.
+        """
         found: dict[tuple[object, ...], list[_ClaimedHead]] = {}
         for place, head in enumerate(heads):
-            rounds = max(float(each.score_errors[:, -1].max()) for each in head.line.roundings)  # of scores at t = 0
+            rounds = max(float(each.score_errors[:, -1].max()) for each in head.line.roundings)  # errors at t = 0
             roughness = round(math.log2(max(ROUGH_SCORES, rounds)) / 2) if math.isfinite(rounds) else 0
             alone = place if self.claims.divides or not head.argument.form.weights.any() else None
             key = head.claim.function_text, head.line.value_bytes, roughness, alone
@@ -175,7 +178,7 @@ class _StageWalk:
         return FlowStage(arguments, slopes, own, rounding, carried, deviations)
 
     def _readings(self, forms: StateForm, errors: Float[np.ndarray, " rows"]) -> Readings:
-        """Rewrite combinations of channels in terms of the heads that these hold. An input adds only its rounding."""
+        """Rewrite combinations of channels as combinations of the heads in them. An input adds only its rounding."""
         numbers = {head.name: number for number, head in enumerate(self.heads)}
         weights, casts = np.zeros((len(errors), len(numbers))), np.zeros(len(errors))
         for name, column, error in zip(self.state.names, forms.weights.T, self.state.errors, strict=True):
@@ -186,27 +189,27 @@ class _StageWalk:
         return Readings(weights, np.where(casts > 0, up(forms.slack + casts), forms.slack), casts, errors)
 
     def composed(self, read: StateForm, dtype: str) -> tuple[Composed, tuple[str, ...]]:
-        """The bound of the outputs: the errors of the heads, of the stored coefficients, and rounding."""
+        """Bound the outputs by the errors of the heads and of the stored coefficients, and by rounding."""
         reach, unit, divides = self.state.bounded().reach, UNIT_ROUNDOFF[dtype], self.claims.divides
         goals, texts = zip(*self.claims.outputs(self.state), strict=True)
         goal, rows = StateForm.stacked(goals, len(reach)), read.weights
         if goal.weights.shape != rows.shape:
-            raise ProgramError(f"the program has {len(rows)} outputs, and {len(goals)} are claimed")
+            raise ProgramError(f"the program has {len(rows)} outputs, but the derivation claims {len(goals)}")
         readings = self._readings(read, np.zeros(len(rows)))
         off = np.abs(rows - goal.weights) @ reach + np.abs(read.constant - goal.constant) + goal.slack
         differs = np.where(off > 0, up(off * (1 + 4 * len(reach) * U), 4), 0.0)
-        # Each product that may underflow adds the smallest normal number, to coefficients too, as engines fold these.
+        # Each product that may underflow adds the smallest normal number, also to coefficients, which engines fold.
         is_exact, counts = np.isin(np.abs(rows), (0.0, 1.0)), np.count_nonzero(rows, axis=1)
         lost = float(np.finfo(dtype).smallest_normal) * np.count_nonzero(~is_exact, axis=1)
         sizes = (np.abs(rows) + lost[:, None] * (rows != 0)) @ reach + np.abs(read.constant) + lost
-        # One product alone rounds once, unless it is with 1 or 2.
+        # A single product rounds once, unless it is with 1 or 2.
         is_sum, is_easy = (counts > 1) | (read.constant != 0), np.isin(np.abs(rows), (0.0, 1.0, 2.0)).all(axis=1)
         shares = np.array([gamma(int(count) + 2, unit) for count in counts])
         shares = np.where(is_sum, shares, np.where((counts == 1) & ~is_easy, unit, 0.0))
         rounded = np.where(shares > 0, sizes * shares, 0.0)  # a size may be infinite
         total = rounded * (1.0 if divides else ROUNDING_ROOM) + readings.casts
         rounding = np.where(total == 0, 0.0, up(total, 8))
-        if not divides:  # coefficients are those of the target, up to the rounding of gains
+        if not divides:  # the coefficients are those of the target, up to the rounding of gains
             differs, rounding = np.zeros(len(rows)), up(differs + rounding)
         box, terms = Interval(self.box.lo[None], self.box.hi[None]), [head.term for head in self.heads]
         outputs = Outputs(readings.weights, differs, rounding)
@@ -214,7 +217,7 @@ class _StageWalk:
         return composed, texts if math.isfinite(composed.bound) else ()
 
     def _ranges_on(self, boxes: Interval) -> tuple[Interval, Interval | None]:
-        """The arguments and carriers of all heads over boxes; on the whole box if it is not divided."""
+        """Return the ranges of arguments and carriers of all heads over boxes, or on the whole box if not divided."""
         if self.claims.divides:
             return self.claims.ranges(boxes)
         return Interval(*np.array(self._ranges).reshape(1, -1, 2).transpose(2, 0, 1)), None
@@ -222,7 +225,7 @@ class _StageWalk:
 
 @dataclass(frozen=True, eq=False)
 class _ClaimedHead:
-    """A claim about a channel, its heads as a function of t, and the errors that t and the carrier already have."""
+    """A claim about a channel, its heads as a function of t, and the errors of t and of the carrier."""
 
     claim: ChannelClaim
     channel: Channel
@@ -233,7 +236,10 @@ class _ClaimedHead:
 
     @classmethod
     def of(cls, claim: ChannelClaim, channel: Channel, state: State) -> _ClaimedHead:
-        """The error of t includes room for the checker unless t is an input. NotBoundedError if one is infinite."""
+        """Make the head. Raise NotBoundedError if a number is infinite.
+
+        The error of t includes room for the checker, unless t is an input.
+        """
         argument, carrier = claim.argument, claim.carrier
         line = channel.line(argument.form, None if carrier is None else carrier.form)
         error = float(argument.form.error(state.errors))

@@ -1,10 +1,10 @@
-"""Folding stored weights rigorously: sparse matrices of reals known to within a radius, and affine forms of these.
+"""Rigorous folding of stored weights: sparse matrices of reals known to within a radius, and affine forms of these.
 
-A product is summed with the errors of its products and sums (Dekker, Knuth) collected beside it, so that the radius
-of an entry is about one unit in its own last place, whatever cancelled in it, and zero where all was exact.
+In a matrix product the errors of products and sums are computed (Dekker, Knuth) and added to the result. So the radius
+of an entry is about one unit in its own last place, even after cancellation, and zero if all operations were exact.
 
-`EnclosedForm` and `SizeForm` are types of numbers for `attnc.ir.normal_form`: the first contains the real numbers which
-the stored weights define, the second the sums of the absolute values of all paths, on which rounding is measured.
+`EnclosedForm` and `SizeForm` are types of numbers for `attnc.ir.normal_form`. The first encloses the real numbers that
+the stored weights define. The second has the sums of the absolute values of all paths, to which rounding is relative.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from attnc.numerics.rounding import TINIEST, UNIT_ROUNDOFF, product_and_error, s
 
 U = UNIT_ROUNDOFF["float64"]
 TERMS_PER_BLOCK = 2**20
-"""The number of products that are made before they are summed: 2**20 of them take about 100 MB."""
-_LEAST_EXPONENT = -900  # below it the error of a product may be no float, and is bounded instead
+"""The number of products that are computed before they are summed: 2**20 of them take about 100 MB."""
+_LEAST_EXPONENT = -900  # below 2^−900 the error of a product may underflow, so it is bounded instead
 
 
 @dataclass(frozen=True, eq=False)
 class EnclosedSparse:
-    """Entry (row[i], column[i]) is within radius[i] of mid[i], all others are 0; sorted by row and column, none twice.
+    """A sparse matrix: entry (row[i], column[i]) is within radius[i] of mid[i], and all other entries are 0.
 
-    Rows are labels: any integers ≥ 0. Columns are < num_columns.
+    Entries are sorted by row and column, and none occurs twice. Rows are labels: any integers ≥ 0. Columns are below
+    `num_columns`.
     """
 
     row: Int[np.ndarray, " entries"]
@@ -42,7 +43,7 @@ class EnclosedSparse:
 
     @classmethod
     def exact(cls, row: np.ndarray, column: np.ndarray, values: np.ndarray, num_columns: int) -> EnclosedSparse:
-        """Take stored numbers, in any order; zeros among them are dropped."""
+        """Make a matrix of stored numbers, given in any order. Zeros are dropped."""
         keep = np.flatnonzero(values)
         row, column = row[keep].astype(np.int64), column[keep].astype(np.int64)
         order = np.lexsort((column, row))
@@ -55,7 +56,7 @@ class EnclosedSparse:
         return cls.exact(row, column, matrix[row, column], matrix.shape[1])
 
     def relabelled(self, row: np.ndarray, column: np.ndarray, num_columns: int) -> EnclosedSparse:
-        """The same entries elsewhere."""
+        """Return the same entries at other places."""
         order = np.lexsort((column, row))
         return EnclosedSparse(row[order], column[order], self.mid[order], self.radius[order], num_columns)
 
@@ -63,7 +64,7 @@ class EnclosedSparse:
         return EnclosedSparse(self.row[kept], self.column[kept], self.mid[kept], self.radius[kept], self.num_columns)
 
     def rows(self, chosen: Int[np.ndarray, " chosen"]) -> EnclosedSparse:
-        """Make row chosen[i] row i; `chosen` may name a row that has no entries, or one row twice."""
+        """Return the matrix whose row i is row chosen[i]. A chosen row may be empty, or be chosen twice."""
         first, last = np.searchsorted(self.row, chosen), np.searchsorted(self.row, chosen, "right")
         which, place = expanded(first, last)
         return replace(self.where(place), row=which)
@@ -74,12 +75,12 @@ class EnclosedSparse:
         return Enclosed(mid, radius)
 
     def largest(self, num_rows: int) -> Float[np.ndarray, "rows columns"]:
-        """An upper bound of the absolute value of every entry."""
+        """Return an upper bound of the absolute value of every entry."""
         found = self.dense(num_rows)
         return up(np.abs(found.mid) + found.radius)
 
     def times(self, other: EnclosedSparse) -> EnclosedSparse:
-        """The matrix product; the rows of `other` are the columns of this."""
+        """Return the matrix product. The rows of `other` are the columns of this."""
         starts = np.searchsorted(other.row, np.arange(self.num_columns + 1))
         first, last = starts[self.column], starts[self.column + 1]
         blocks = []
@@ -95,7 +96,7 @@ class EnclosedSparse:
 
 
 def expanded(first: np.ndarray, last: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(i, place) for every i and first[i] ≤ place < last[i], in this order."""
+    """Return (i, place) for every i and first[i] ≤ place < last[i], in this order."""
     counts = last - first
     which = np.repeat(np.arange(len(counts)), counts)
     offset = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -103,7 +104,7 @@ def expanded(first: np.ndarray, last: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 
 def _row_blocks(row: np.ndarray, counts: np.ndarray) -> list[slice]:
-    """Slices of entries with about TERMS_PER_BLOCK terms each, which cut no row."""
+    """Return slices of entries with about TERMS_PER_BLOCK terms each. No row is cut."""
     cuts = [0]
     made = np.concatenate([[0], np.cumsum(counts)])
     while cuts[-1] < len(row):
@@ -122,16 +123,16 @@ def stacked(parts: list[EnclosedSparse], num_columns: int) -> EnclosedSparse:
 
 
 def _product_block(a: EnclosedSparse, b: EnclosedSparse) -> EnclosedSparse:
-    """Σ over equal places of a·b, a row of a and a column of b at a time."""
+    """Return Σ a·b over pairs of entries with the same row of a and the same column of b."""
     value, error, unknown = _two_product(a.mid, b.mid)
-    # |(a+α)(b+β) − ab| ≤ |a|β + α(|b| + β); three roundings, so four units more than cover them.
+    # |(a+α)(b+β) − ab| ≤ |a|β + α(|b| + β). Four units cover its three roundings.
     spread = (np.abs(a.mid) * b.radius + a.radius * (np.abs(b.mid) + b.radius)) * (1 + 4 * U)
     underflow = np.where((a.radius > 0) | (b.radius > 0), 4 * TINIEST, 0.0)
     return _summed(EnclosedSparse(a.row, b.column, value, spread + underflow + unknown, b.num_columns), error)
 
 
 def _two_product(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(p, e, ζ) with |ab − p − e| ≤ ζ; ζ = 0 unless ab is tiny and not exact (Dekker's product, on the mantissas)."""
+    """Return (p, e, ζ), |ab − p − e| ≤ ζ, by Dekker's product of the mantissas. ζ = 0 unless ab is tiny and inexact."""
     (m, i), (n, j) = np.frexp(a), np.frexp(b)
     p, e = product_and_error(m, n)
     exponent = i + j
@@ -146,7 +147,7 @@ def _two_product(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray, 
 
 
 def _summed(terms: EnclosedSparse, error: np.ndarray) -> EnclosedSparse:
-    """Σ (mid + error ± radius) over terms at equal places, in any order; roundings of the sums join the errors."""
+    """Return Σ (mid + error ± radius) over terms at equal places. The roundings of the sums are added to the errors."""
     order = np.lexsort((terms.column, terms.row))
     terms, error = terms.where(order), error[order]
     row, column, value = terms.row, terms.column, terms.mid
@@ -167,7 +168,7 @@ def _summed(terms: EnclosedSparse, error: np.ndarray) -> EnclosedSparse:
         mid, lost = sum_and_error(total, low)
     if not np.isfinite(mid).all():
         raise ProgramError("folding the stored weights overflows float64: scale them down")
-    # `low` sums at most 3·num_terms errors, whose absolute values are `size`; as many terms made `spread`.
+    # `low` sums at most 3·num_terms errors. `size` is the sum of their absolute values. `spread` has as many terms.
     slack = (4 * num_terms + 8) * U
     is_exact = (spread == 0) & (size == 0)
     radius = np.nextafter(spread * (1 + slack) + size * slack + np.abs(lost) * (1 + slack), np.inf)
@@ -190,7 +191,7 @@ class EnclosedForm:
 
     @staticmethod
     def stored(weights: np.ndarray) -> np.ndarray:
-        """The numbers that a form is made of, from stored weights."""
+        """Return the numbers of a form from stored weights."""
         return weights
 
     @classmethod
@@ -202,7 +203,7 @@ class EnclosedForm:
     def after_stage(
         cls, writes: np.ndarray, residual: Self | None, num_carried: int, dtype: np.dtype[Any]
     ) -> tuple[Self, np.ndarray]:
-        """Every entry becomes a variable, constants too, because a proof states for each entry which heads made it."""
+        """Make every entry a variable, also constants, because a proof states for each entry which heads made it."""
         written = np.arange(writes.size)
         return cls.identity((len(writes), writes.shape[1]), written, writes.size + num_carried, dtype), written
 
@@ -215,7 +216,7 @@ class EnclosedForm:
         return self.times_enclosed(EnclosedSparse.of_matrix(self.stored(matrix)))
 
     def times_enclosed(self, matrix: EnclosedSparse) -> Self:
-        """form @ matrix, for a matrix with a row for each column of the form."""
+        """Return form @ matrix, for a matrix with a row for each column of the form."""
         width, new_width = max(1, self.shape[1]), matrix.num_columns
         row, j = np.divmod(self.entries.row, width)
         num_columns = self.entries.num_columns
@@ -243,12 +244,12 @@ class EnclosedForm:
         return replace(self, entries=self.entries.relabelled(self.entries.row, column, count + 1))
 
     def dense(self) -> Enclosed:
-        """The coefficients of every entry, the constants last."""
+        """Return the coefficients of every entry, the constants last."""
         return self.entries.dense(self.shape[0] * self.shape[1])
 
 
 class SizeForm(EnclosedForm):
-    """The same of the absolute value of every stored weight: nothing cancels, and all paths count."""
+    """The form of the absolute values of all stored weights. Nothing cancels, so all paths count."""
 
     @staticmethod
     def stored(weights: np.ndarray) -> np.ndarray:

@@ -1,9 +1,9 @@
 """From the stored weights of a program to the stages that provers work on.
 
-A stage is one softmax with all that is affine on both sides of it folded: for a query and a head, scores
-s_k = q(u)·k_k(u), affine in u unless a moving query meets a moving key, and values that the head's W_O and the read-out
-turn into outputs. A deep program is a chain of stages, each from the entries of a state that something reads to those
-of the next. All stages of a program come from one folding of it for each type of numbers (`attnc.ir.normal_form`).
+A stage is one softmax, together with the folded affine maps on both sides of it. For a query and a head it has scores
+s_k = q(u)·k_k(u), which are affine in u unless the query and a key both depend on u. Its values are mapped to outputs
+by the W_O of the head and by the read-out. A deep program is a chain of stages. Each maps the entries of a state that
+are read later to those of the next state. A program is folded once for each type of numbers (`attnc.ir.normal_form`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from attnc.proofs.stages.enclosed_sparse import EnclosedForm, EnclosedSparse, Si
 F = TypeVar("F", bound=AffineForm)
 
 MAX_SOFTMAX_BYTES = 2**30
-"""The largest table of scores and values, in bytes, that one row of a softmax is written out as: 1 GiB."""
+"""The largest dense table of scores and values of one row of a softmax, in bytes: 1 GiB."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +40,7 @@ class OneStage:
 
     @classmethod
     def of_line(cls, heads: tuple[SoftHead[Enclosed], ...]) -> OneStage:
-        """The sum of heads that have one input and one output."""
+        """Return the sum of heads that have one input and one output."""
         nothing = Enclosed.exact(np.zeros((1, 1)))
         return cls(heads, nothing[0], nothing)
 
@@ -49,7 +49,7 @@ class OneStage:
 class FoldedStage(Generic[F]):
     """A stage in one type of numbers: the folded softmax, and the outputs as affine forms of the entries it writes.
 
-    There is no softmax where the outputs of the program read none.
+    `softmax` is None if the outputs of the program do not depend on one.
     """
 
     softmax: Stage[F] | None
@@ -70,21 +70,21 @@ class FoldedStage(Generic[F]):
 
 
 Foldings = Callable[..., NormalForm[Any]]
-"""From a type of numbers to the normal form of a program in it, made when it is first asked for."""
+"""A function from a type of numbers to the normal form of a program in it. Results are cached."""
 
 
 @dataclass(frozen=True, eq=False)
 class ProgramStage:
-    """One stage of a program: from the entries of a state that are read to those of the next, or to the outputs."""
+    """One stage of a program: it maps the entries of a state that are read to those of the next, or to the outputs."""
 
     name: str
-    outputs: tuple[str, ...]  # names of the entries that are written; none where the outputs are those of the program
-    tokens: Int[np.ndarray, " outputs"]  # the tokens that the outputs are entries of
+    outputs: tuple[str, ...]  # names of the entries that are written; empty if the outputs are those of the program
+    tokens: Int[np.ndarray, " outputs"]  # the token of every output
     foldings: Foldings
     dtype: np.dtype[np.floating]
     number: int
-    reads: Int[np.ndarray, " inputs"]  # the variables that the inputs are, among all before the stage
-    writes: Int[np.ndarray, " outputs"] | None  # flat entries; None where the outputs are those of the program
+    reads: Int[np.ndarray, " inputs"]  # the numbers of the inputs among all variables before the stage
+    writes: Int[np.ndarray, " outputs"] | None  # flat entries; None if the outputs are those of the program
 
     def folded(self, numbers: type[F]) -> FoldedStage[F]:
         folded: NormalForm[F] = self.foldings(numbers)
@@ -99,7 +99,7 @@ class ProgramStage:
         return FoldedStage(stage, read)
 
     def silent_writers(self, output: str, num_heads: int) -> list[int]:
-        """Heads whose values in an output are all 0, as those of relu(−x) where x ≥ 0: by the entries of their W_O."""
+        """Return the heads whose W_O writes an output, although all their values there are 0: relu(−x) for x ≥ 0."""
         softmax, (name, *_) = self.foldings(SizeForm).stages[self.number], output.partition("@")
         if not isinstance(softmax, AttentionStage) or name not in softmax.channels or len(softmax.heads) != num_heads:
             return []
@@ -112,7 +112,7 @@ def _foldings(program: Program) -> Foldings:
 
 
 def _positions(reads: Int[np.ndarray, " read"], num_variables: int) -> Int[np.ndarray, " variables"]:
-    """The number of every variable among those that are read; 0 for the others."""
+    """Return the number of every variable among those that are read, and 0 for the others."""
     positions = np.zeros(num_variables, np.int64)
     positions[reads] = np.arange(len(reads))
     return positions
@@ -135,14 +135,14 @@ class StateForm:
         return cls(weights, *(np.array([getattr(form, name) for form in forms]) for name in ("constant", "slack")))
 
     def error(self, errors: Float[np.ndarray, " channels"]) -> Float[np.ndarray, " *rows"]:
-        """The error of each combination of a state with these errors, whatever their signs."""
+        """Bound the error of each combination of a state with these errors of any signs."""
         return up(np.abs(self.weights) @ errors + self.slack, self.weights.shape[-1] + 2)
 
 
 def stages_and_read_out(program: Program) -> tuple[tuple[ProgramStage, ...], StateForm]:
-    """The stages of a deep program, and the affine map that reads the outputs off the last state.
+    """Return the stages of a deep program, and the affine map that reads the outputs off the last state.
 
-    ProgramError if the program has a memory, or two affine maps one after the other.
+    Raise ProgramError if the program has a memory, or two affine maps in a row.
     """
     kinds = [isinstance(layer, Affine) for layer in program.layers]
     wanted = [number % 2 == 0 for number in range(len(kinds))]
@@ -157,7 +157,7 @@ def stages_and_read_out(program: Program) -> tuple[tuple[ProgramStage, ...], Sta
     found = []
     for number, stage in enumerate(sizes.stages):
         after = sizes.stages[number + 1] if number + 1 < len(sizes.stages) else sizes.output
-        writes = after.variables_used()  # by sizes: an entry that cancels later on is read all the same
+        writes = after.variables_used()  # found by sizes: an entry that cancels later is still read
         outputs = tuple(entry_name(stage, int(entry)) for entry in writes)
         tokens = stage.tokens[writes // max(1, len(stage.channels))]
         found.append(ProgramStage(stage.name, outputs, tokens, foldings, program.dtype, number, reads, writes))
@@ -168,7 +168,7 @@ def stages_and_read_out(program: Program) -> tuple[tuple[ProgramStage, ...], Sta
 
 
 def stage_chain(program: Program) -> tuple[ProgramStage, ...]:
-    """The same stages, the last of them with the outputs of the program: one after the other they are the program."""
+    """Return the same stages, but the last one maps to the outputs of the program: composed they are the program."""
     found, _ = stages_and_read_out(program)
     if not found:
         raise ProgramError("the program is an affine map: it has no stages")
@@ -177,7 +177,7 @@ def stage_chain(program: Program) -> tuple[ProgramStage, ...]:
 
 
 def only_stage(program: Program) -> ProgramStage:
-    """The whole program as one stage. ProgramError if it has not exactly one attention layer."""
+    """Return the whole program as one stage. Raise ProgramError if it does not have exactly one attention layer."""
     kinds = [layer for layer in program.all_layers if not isinstance(layer, Affine)]
     in_main = [layer for layer in program.layers if isinstance(layer, Attention)]
     if len(kinds) != 1 or len(in_main) != 1:
@@ -192,9 +192,9 @@ def only_stage(program: Program) -> ProgramStage:
 
 
 def stages(program: Program | ProgramStage) -> tuple[tuple[OneStage, Int[np.ndarray, " outputs"]], ...]:
-    """(stage, the outputs that it makes), flat, one for each set of query tokens that outputs are read from.
+    """Return (stage, the numbers of its outputs, flat) for each set of query tokens that outputs are read from.
 
-    ProgramError if a program has not exactly one attention layer, or scores that are not affine in the input.
+    Raise ProgramError unless there is exactly one attention layer, and scores are affine in the input.
     """
     stage = only_stage(program) if isinstance(program, Program) else program
     exact = stage.folded(EnclosedForm)
@@ -203,15 +203,15 @@ def stages(program: Program | ProgramStage) -> tuple[tuple[OneStage, Int[np.ndar
 
 @dataclass(frozen=True, eq=False)
 class OutputGroup:
-    """Outputs, and the query tokens that they are read from, as numbers among those that are read at all."""
+    """Outputs, and the numbers of the query tokens that they are read from. Tokens that are not read have no number."""
 
     outputs: Int[np.ndarray, " outputs"]
     queries: Int[np.ndarray, " queries"]
 
 
 def output_groups(stage: ProgramStage) -> tuple[OutputGroup, ...]:
-    """The outputs by the set of their query tokens; those that are read from none go with the first group."""
-    sizes = stage.folded(SizeForm)  # an entry that cancels in the outputs is read all the same
+    """Group the outputs by the set of their query tokens. Outputs that are read from none join the first group."""
+    sizes = stage.folded(SizeForm)  # an entry that cancels in the outputs is still read
     read = sizes.read.entries.where(sizes.read.entries.column < sizes.read.num_variables)
     by_output = np.split(read.column // sizes.width, np.searchsorted(read.row, np.arange(1, sizes.num_outputs)))
     queries = [tuple(np.unique(found).tolist()) for found in by_output]
@@ -225,7 +225,7 @@ def output_groups(stage: ProgramStage) -> tuple[OutputGroup, ...]:
 
 
 def one_stage(forms: FoldedStage[EnclosedForm], group: OutputGroup) -> OneStage:
-    """Outputs of a stage, with a head for each pair of a query token and a head."""
+    """Return the outputs of a stage, with a soft head for each pair of a query token and a head."""
     heads = []
     for head in query_heads(forms, group):
         slopes, offsets = _split(head.scores().dense(head.num_keys))
@@ -236,7 +236,7 @@ def one_stage(forms: FoldedStage[EnclosedForm], group: OutputGroup) -> OneStage:
 
 
 def _split(forms: Enclosed) -> tuple[Enclosed, Enclosed]:
-    """The linear parts of affine forms, and their constants, which stand last."""
+    """Split affine forms into their linear parts and their constants, which come last."""
     linear, constants = (
         Enclosed(np.ascontiguousarray(part.mid), np.ascontiguousarray(part.radius))
         for part in (forms[..., :-1], forms[..., -1])
@@ -245,7 +245,7 @@ def _split(forms: Enclosed) -> tuple[Enclosed, Enclosed]:
 
 
 def value_forms(head: QueryHead) -> Enclosed:
-    """(keys, outputs, inputs + 1): the values as they arrive in the outputs; (keys, outputs, 1) where none moves."""
+    """Return the values as they arrive in the outputs, (keys, outputs, inputs + 1). Constants have 1 for inputs + 1."""
     outputs = head.outputs()
     if (outputs.column == outputs.num_columns - 1).all():
         outputs = replace(outputs, column=np.zeros_like(outputs.column), num_columns=1)
@@ -255,7 +255,7 @@ def value_forms(head: QueryHead) -> Enclosed:
 
 
 def affine_part(forms: FoldedStage[Any], group: OutputGroup) -> EnclosedSparse:
-    """(outputs, inputs + 1): the residual, and in the last column the constants of the read-out."""
+    """Return the residual, and in the last column the constants of the read-out: (outputs, inputs + 1)."""
     read, softmax = forms.read.entries.rows(group.outputs), forms.softmax
     d = forms.read.num_variables if softmax is None else softmax.num_variables
     is_last = read.column == read.num_columns - 1
@@ -267,7 +267,7 @@ def affine_part(forms: FoldedStage[Any], group: OutputGroup) -> EnclosedSparse:
 
 
 def query_heads(forms: FoldedStage[Any], group: OutputGroup) -> Iterator[QueryHead]:
-    """For every query of the group every head of the layer; for a softmax over features, the row of the query."""
+    """Yield every head of the layer for every query of the group. For a softmax over features, yield its rows."""
     softmax = forms.softmax
     if softmax is None:
         return
@@ -302,7 +302,7 @@ class QueryHead:
 
     @classmethod
     def of_logits(cls, logits: EnclosedForm, query: int, writes: EnclosedSparse) -> QueryHead:
-        """One row of a softmax over features: keys and values are unit vectors, and the query is the logits."""
+        """Return one row of a softmax over features: keys and values are unit vectors, and the query is the logits."""
         p, d = logits.shape[1], logits.num_variables
         if 8 * p * (d + 1 + writes.num_columns) > MAX_SOFTMAX_BYTES:
             raise ProgramError(
@@ -318,9 +318,10 @@ class QueryHead:
         return len(self.seen)
 
     def scores(self, factors: Float[np.ndarray, " d_k"] | None = None) -> EnclosedSparse:
-        """(keys, inputs + 1): Σ_j q_j(u)·k_kj(u); refused if a product has two factors that move.
+        """Return the scores Σ_j q_j(u)·k_kj(u), (keys, inputs + 1).
 
-        With `factors`, for forms of sizes, component j of the query is taken factors[j] times, rounded up.
+        Raise ProgramError if both factors of a product depend on u. With `factors`, for forms of sizes, component j of
+        the query is multiplied by factors[j], rounded up.
         """
         query, d, d_k = self.query.entries, self.query.num_variables, max(1, self.query.shape[1])
         if factors is not None:
@@ -349,5 +350,5 @@ class QueryHead:
         return scores.plus(products.relabelled(key, column, d + 1))
 
     def outputs(self) -> EnclosedSparse:
-        """(keys·outputs, inputs + 1): the values as they arrive in the outputs."""
+        """Return the values as they arrive in the outputs, (keys·outputs, inputs + 1)."""
         return self.values.times_enclosed(self.writes).entries

@@ -30,7 +30,7 @@ from attnc.proofs.taylor.weights import (
 )
 
 _SUMMED = 64
-"""Most keys in one inner product: the error of a sum grows with its length, so that longer sums are cut."""
+"""Maximum number of keys in one inner product. The error of a sum grows with its length, so longer sums are cut."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +69,7 @@ class KeyMoments:
 
     @functools.cached_property
     def is_exact(self) -> bool:
-        """Whether all scores are known exactly: the floats are the slopes and offsets."""
+        """Whether all slopes and offsets are floats, without a radius."""
         return not (self.head.slopes.radius.any() or self.head.offsets.radius.any())
 
     def unsure(self, box: Enclosed) -> Float[np.ndarray, " keys"]:
@@ -84,13 +84,13 @@ class KeyMoments:
         return error if gates is None else above(error + gates.radius @ magnitude(box))
 
     def numbers(self, space: Layout) -> int:
-        """The count of numbers that `moments` holds for a box."""
+        """Return the count of numbers that `moments` holds for a box."""
         num_columns = 1 + self.keys.num_outputs * (1 if self.keys.carried is None else 1 + space.d)
         rest = layout(max(1, space.d - 1), space.order).count
         return self.keys.num_keys * (num_columns * (space.order + 1 if space.d > 1 else 1) + rest + 8)
 
     def moments(self, space: Layout, centres: np.ndarray, radii: np.ndarray) -> Moments:
-        """The moments at all boxes, from all keys that are near one of them."""
+        """Return the moments at all boxes, from all keys that are near one of them."""
         box = box_around(centres, radii)
         unsure, value_error = self.unsure(box), self.value_error(box)
         lag = leaks(self.keys.slopes, self.keys.offsets, unsure, box[self.axes])
@@ -102,8 +102,8 @@ class KeyMoments:
         outputs = self.keys.num_outputs
         nu, dropped = values.numerator(space, sums[:, 1:], outputs)
 
-        # Relative errors of the terms of a sum: powers m + d, products d + 1, u, r·V and sums over axes d + 2, the sum
-        # itself, and the exponential in the weights.
+        # The number of roundings of a term of a sum: m + d for powers, d + 1 for products, d + 2 for u, r·V and sums
+        # over axes, and those of the sum itself. The errors of the exponentials in the weights are added.
         rounding = gamma(space.order + 3 * space.d + 6 + summed) + 2 * EXP_ERROR
         tail = weights.rho ** (space.order + 1) / math.factorial(space.order + 1)
         rounded, cut = weights.most * (rounding + weights.error), weights.most * tail
@@ -125,7 +125,7 @@ class KeyMoments:
         )
 
     def _far(self, lag: np.ndarray, value_error: np.ndarray, box: Enclosed) -> tuple[float, np.ndarray]:
-        """Σ w_k/w_* and Σ w_k|v_k + V_k·x|/w_* over the keys left out: D ≥ ω_*, and D is at most `everything`."""
+        """Return Σ w_k/w_* and Σ w_k|v_k + V_k·x|/w_* over the keys left out. D ≥ ω_*, and D ≤ `everything`."""
         is_far = lag <= LEFT_OUT_BELOW
         keys, weight = self.keys.chosen(is_far), above(np.exp(lag[is_far]))
         size = np.abs(keys.values) + value_error[is_far]
@@ -145,7 +145,7 @@ class _Values:
     r: Float[np.ndarray, "boxes axes"]
 
     def numerator(self, space: Layout, sums: np.ndarray, outputs: int) -> tuple[np.ndarray, np.ndarray]:
-        """ν: the moments of u, and r_i τ_i times those of V_i, whose terms of degree order + 1 are summed apart."""
+        """Return ν: the moments of u, plus r_i τ_i times those of V_i. Also bound its terms of degree order + 1."""
         nu, dropped = sums[:, :outputs], np.zeros(self.shift.shape)
         if sums.shape[1] == outputs:
             return nu, dropped
@@ -176,7 +176,7 @@ def _values(keys: SoftHead[np.ndarray], weights: Weights, c: np.ndarray, r: np.n
 
 
 def key_sums(space: Layout, w: np.ndarray, z: np.ndarray, columns: np.ndarray) -> tuple[np.ndarray, int]:
-    """Σ_k w_k C_k z_k^j/j!, (boxes, columns, count), for columns (boxes, columns, keys); and the length of the sums.
+    """Return Σ_k w_k C_k z_k^j/j!, (boxes, columns, count), for columns (boxes, columns, keys); and the sums' length.
 
     A sum is a product of matrices: C_k times the powers along the first axis, and the monomials of the other axes.
     """
@@ -201,12 +201,12 @@ def key_sums(space: Layout, w: np.ndarray, z: np.ndarray, columns: np.ndarray) -
 
 @functools.lru_cache(maxsize=32)
 def _places_of_rest(space: Layout) -> Int[np.ndarray, " count"]:
-    """The index of each monomial, without its first axis, among the monomials of the other axes."""
+    """Return the index of each monomial, without its first axis, among the monomials of the other axes."""
     return layout(space.d - 1, space.order).places(space.exponents[:, 1:])
 
 
 def _monomials(space: Layout, z: np.ndarray) -> np.ndarray:
-    """z^j/j! for all |j| ≤ order, (boxes, count, keys)."""
+    """Return z^j/j! for all |j| ≤ order, (boxes, count, keys)."""
     axes = [powers(part, space.order) for part in z]
     if space.d == 1:
         return axes[0]

@@ -1,6 +1,6 @@
-"""Polynomials in τ ∈ [−1, 1]^d of total degree ≤ order, many at a time: coefficients along the first axis.
+"""Polynomials in τ ∈ [−1, 1]^d of total degree ≤ order, many at a time, with coefficients along the first axis.
 
-The coefficients stand in the order of `monomials`: by degree, then lexicographically descending.
+The order of the coefficients is that of `monomials`: by degree, then lexicographically descending.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BLOCK = 1024
 
 
 def gamma(n: int) -> float:
-    """γ_n = nu/(1 − nu) ≤ (n + 1)u for n < 2²⁶: the relative error of n roundings in a row, in float64."""
+    """Return (n + 1)u ≥ γ_n = nu/(1 − nu), for n < 2²⁶: the relative error of n roundings in a row, in float64."""
     assert n < 2**26
     return (n + 1) * U
 
@@ -34,14 +34,14 @@ class Layout:
     d: int
     order: int
     exponents: Int[np.ndarray, "count d"]
-    starts: tuple[int, ...]  # of the degrees 0, 1, …, order, and the end
+    starts: tuple[int, ...]  # the index of the first monomial of each degree 0, 1, …, order, and the total count
 
     @property
     def count(self) -> int:
         return len(self.exponents)
 
     def degree(self, n: int) -> slice:
-        """The coefficients of degree n."""
+        """Return the places of the coefficients of degree n."""
         return slice(self.starts[n], self.starts[n + 1])
 
     @functools.cached_property
@@ -49,13 +49,13 @@ class Layout:
         return {tuple(row): i for i, row in enumerate(self.exponents.tolist())}
 
     def raised(self, axis: int) -> Int[np.ndarray, " lower"]:
-        """The indices of the products of τ_axis with the monomials of degree < order."""
+        """Return the indices of the products of τ_axis with the monomials of degree < order."""
         unit = np.eye(self.d, dtype=int)[axis]
         return self.places(self.exponents[: self.starts[self.order]] + unit)
 
     @functools.cached_property
     def factors(self) -> list[tuple[Int[np.ndarray, " pairs"], Int[np.ndarray, " pairs"]]]:
-        """For every j, all (i, j − i) with 0 < i ≤ j."""
+        """For every j, the indices of all pairs (i, j − i) with 0 < i ≤ j."""
         found = []
         for j in self.exponents.tolist():
             below = np.array(list(itertools.product(*(range(n + 1) for n in j)))[1:], dtype=int).reshape(-1, self.d)
@@ -63,14 +63,14 @@ class Layout:
         return found
 
     def places(self, exponents: Int[np.ndarray, "some d"]) -> Int[np.ndarray, " some"]:
-        """The indices of some of the monomials."""
+        """Return the indices of these monomials."""
         return np.array([self.index[tuple(row)] for row in exponents.tolist()], dtype=int)
 
     @functools.cached_property
     def halves(self) -> Float[np.ndarray, "halves_count count"]:
-        """The coefficients of p((τ + σ)/2) from those of p, for the 2^d signs σ; all entries are floats exactly.
+        """The matrices that map the coefficients of p to those of p((τ + σ)/2), for the 2^d signs σ. They are exact.
 
-        (τ_i + σ_i)^n/2^n = Σ_l C(n, l) σ_i^{n−l} τ_i^l/2^n, so that the |entries| of a column sum to 1 for every σ.
+        (τ_i + σ_i)^n/2^n = Σ_l C(n, l) σ_i^{n−l} τ_i^l/2^n, so the |entries| of a column sum to 1 for every σ.
         """
         m = self.order
         one = {
@@ -94,7 +94,7 @@ class Layout:
 
     @functools.cached_property
     def even(self) -> Int[np.ndarray, " even"]:
-        """Which monomials of degree > 2 are ≥ 0 on the cube."""
+        """The indices of the monomials of degree > 2 that are ≥ 0 on the cube."""
         return np.flatnonzero(np.all(self.exponents % 2 == 0, axis=1) & (self.exponents.sum(axis=1) > 2))
 
     @functools.cached_property
@@ -104,7 +104,7 @@ class Layout:
 
     @functools.cached_property
     def odd(self) -> Int[np.ndarray, " odd"]:
-        """Which monomials of degree > 1 take both signs on the cube."""
+        """The indices of the monomials of degree > 1 that have both signs on the cube."""
         return np.flatnonzero(np.any(self.exponents % 2 == 1, axis=1) & (self.exponents.sum(axis=1) > 1))
 
 
@@ -116,16 +116,16 @@ def layout(d: int, order: int) -> Layout:
 
 
 def sizes(space: Layout, coefficients: Float[np.ndarray, "count ..."]) -> Float[np.ndarray, "order1 ..."]:
-    """Σ |c_j| over the j of each degree, up to the rounding of these sums."""
+    """Return Σ |c_j| over the j of each degree, up to the rounding of these sums."""
     return np.add.reduceat(np.abs(coefficients), np.array(space.starts[:-1]), axis=0)
 
 
 def quotient(
     space: Layout, nu: Float[np.ndarray, "count outputs boxes"], delta: Float[np.ndarray, "count boxes"]
 ) -> Float[np.ndarray, "count outputs boxes"]:
-    """Q ≈ ν/δ as power series up to the order: Q_j = (ν_j − Σ_{0<i≤j} δ_i Q_{j−i})/δ_0 in floating point.
+    """Return Q ≈ ν/δ as power series up to the order: Q_j = (ν_j − Σ_{0<i≤j} δ_i Q_{j−i})/δ_0 in floating point.
 
-    `residual` bounds the error of the Q that is returned.
+    `residual` bounds the error of this Q.
     """
     result = np.empty_like(nu)
     for start in range(0, nu.shape[2], _BLOCK):
@@ -140,11 +140,11 @@ def quotient(
 def residual(
     space: Layout, q: Float[np.ndarray, "count outputs boxes"], delta: Float[np.ndarray, "count boxes"]
 ) -> Float[np.ndarray, "outputs boxes"]:
-    """Σ_{|j|≤2·order} |(ν − Q·δ)_j| is at most this, for the very floats Q = quotient(ν, δ).
+    """Bound Σ_{|j|≤2·order} |(ν − Q·δ)_j| from above, for the floats Q = quotient(ν, δ).
 
-    Up to the order: the computed Q_j solves Q_j δ_0 = ν_j − Σ_{0<i≤j} δ_i Q_{j−i} to within γ_{n+2} Σ_i |δ_i||Q_{j−i}|,
-    for n terms in the sum in any order of summation (Higham, Accuracy and Stability, §8.1), and a smallest float for
-    each product that underflows. Beyond it ν has no coefficients, and those of Q·δ of degree n sum to at most
+    For |j| ≤ order the computed Q_j solves Q_j δ_0 = ν_j − Σ_{0<i≤j} δ_i Q_{j−i} to within γ_{n+2} Σ_i |δ_i||Q_{j−i}|,
+    for n terms in the sum, in any order of summation (Higham, Accuracy and Stability, §8.1). Each product that
+    underflows adds a smallest float. For |j| > order ν has no coefficients, and those of Q·δ of degree n sum to at most
     Σ_{a+b=n} |Q|_a |δ|_b, where |·|_a is the sum of the |coefficients| of degree a.
     """
     m = space.order

@@ -9,9 +9,9 @@ from attnc.proofs.cells.kind import SHARP, Goal
 from attnc.proofs.taylor.polynomials import Layout, gamma, layout
 
 _DEPTH = 10
-"""Most halvings of a cube: each divides the overestimate by 4 at least, so that after 10 it is below 10⁻⁶ of Σ|p_j|."""
+"""Maximum number of halvings of a cube. Each divides the overestimate by 4 or more: after 10 it is < 10⁻⁶ of Σ|p_j|."""
 _PIECES = 2**15
-"""Most pieces of cubes held at a time: with 100 coefficients each, 26 MB."""
+"""Maximum number of pieces of cubes that are held at a time: with 100 coefficients each they take 26 MB."""
 
 
 def largest(
@@ -21,10 +21,10 @@ def largest(
     goal: Goal = SHARP,
     tolerance: float = 0.01,
 ) -> tuple[Float[np.ndarray, " boxes"], Float[np.ndarray, " boxes"]]:
-    """Two bounds of max |p(τ)| over the cube: one from above, and the largest value seen.
+    """Return an upper bound of max |p(τ)| over the cube, and the largest value seen.
 
-    The first is proved, and sharpened by halving the cube along all axes until it reaches the goal or is within the
-    tolerance of the second. High degrees vanish quickly on halves: they are dropped, and their sizes added.
+    The cube is halved along all axes until the bound reaches the goal, or is within the tolerance of the largest value
+    seen. On halves the terms of high degree are small: they are dropped, and their sizes added to the bound.
     """
     boxes = coefficients.shape[1]
     size = np.abs(coefficients).sum(axis=0)
@@ -54,7 +54,7 @@ def largest(
 def _enough(
     seen: np.ndarray, remainder: np.ndarray, goal: Goal, tolerance: float
 ) -> tuple[Float[np.ndarray, " boxes"], Bool[np.ndarray, " boxes"]]:
-    """The bound below which a piece is not halved, and which boxes cannot reach the goal."""
+    """Return the bound below which a piece is not halved, and which boxes cannot reach the goal."""
     sharp = (1 + tolerance) * seen
     if goal.value <= 0:
         return sharp, ~np.isfinite(remainder)
@@ -66,7 +66,7 @@ def _enough(
 def _economised(
     space: Layout, pieces: Float[np.ndarray, "count pieces"], allowed: Float[np.ndarray, " pieces"]
 ) -> tuple[Layout, Float[np.ndarray, "fewer pieces"], Float[np.ndarray, " pieces"]]:
-    """The pieces without their highest degrees, and a bound of the dropped terms."""
+    """Return the pieces without their highest degrees, and a bound of the dropped terms."""
     dropped = np.zeros(len(allowed))
     order = space.order
     while order > 2:
@@ -83,7 +83,7 @@ def _economised(
 def _simple_bounds(
     space: Layout, pieces: Float[np.ndarray, "count pieces"]
 ) -> tuple[Float[np.ndarray, " pieces"], Float[np.ndarray, " pieces"]]:
-    """An upper bound of |p| over the cube, up to its rounding, and the largest value at the centre and the corners.
+    """Return an upper bound of |p| over the cube, up to rounding, and the largest value at the centre and the corners.
 
     Along every axis lτ + qτ² is at most |l| + q, or l²/(4|q|) if its top is inside; the other terms are bounded one by
     one, c_j τ^j by max(c_j, 0) if all exponents are even and by |c_j| if not.
@@ -100,7 +100,7 @@ def _simple_bounds(
 
 
 def _tops(linear: np.ndarray, square: np.ndarray) -> np.ndarray:
-    """Σ_i max over τ_i ∈ [−1, 1] of l_i τ_i + q_i τ_i²."""
+    """Return Σ_i max over τ_i ∈ [−1, 1] of l_i τ_i + q_i τ_i²."""
     size = np.abs(linear)
     is_inside = 2 * square < -size
     # l·(l/q), and not l²/q: the square may underflow.

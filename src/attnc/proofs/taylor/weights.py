@@ -3,9 +3,9 @@
 On the box {c + rτ : τ ∈ [−1, 1]^d} the weights, up to a factor that all keys share, are
     ω_k(τ) = e^{s_k(c + rτ) − ā·rτ − reference} = w_k e^{z_k·τ},   w_k = e^{s_k(c) − reference},   z_k = (a_k − ā)·r.
 
-Scores of hundreds cancel to differences of a few, and the relative error of a weight is the absolute error of its
-score. So scores s_k(x) = a_k·x + c_k are computed to within a unit roundoff of their distance from the largest: the
-leading halves of a, x and c are multiplied and added exactly, and the rest, 2²⁵ times smaller, is rounded.
+Scores may be hundreds while their differences are small, and the relative error of a weight is the absolute error of
+its score. So scores s_k(x) = a_k·x + c_k are computed to within a unit roundoff of their distance from the largest. The
+leading halves of a, x and c are multiplied and added exactly. Only the rest, 2²⁵ times smaller, is rounded.
 """
 
 from __future__ import annotations
@@ -23,30 +23,31 @@ from attnc.proofs.cells.intervals import around, centred, hull
 from attnc.proofs.taylor.polynomials import Layout, gamma
 
 LEFT_OUT_BELOW = -50.0
-"""A key whose score is this far behind everywhere is left out of the sums. Its leak, e⁻⁵⁰ = 2·10⁻²² of the weight at
-most, is counted; it is 10⁶ times smaller than the rounding of the sums."""
+"""A key whose score is this far behind on all boxes is left out of the sums. Its weight, at most e⁻⁵⁰ = 2·10⁻²² of the
+whole, is counted as an error. It is 10⁶ times smaller than the rounding of the sums."""
 EXP_ERROR = LIBM_ULPS * 2.0**-52
 """Relative error of the machine's exponential."""
 FAINT_EXPONENT = -45.0
-"""A key whose weight stays below e⁻⁴⁵ = 3·10⁻²⁰ on a box is left out there, and all of its weight counted as error."""
+"""A key whose weight is below e⁻⁴⁵ = 3·10⁻²⁰ on a box is left out there. Its weight is counted as an error, which is
+3·10³ times smaller than the rounding of the sums."""
 STEEP = 80.0
-"""Largest ρ of a key that is not faint: with a larger one no bound would be of use. Up to it, the terms that underflow
-in products of weights and powers of z are below 2⁻¹⁰⁷⁴·e^STEEP each, which TINY·max(1, |u|) covers."""
+"""Largest ρ of a key that is not faint. With a larger one the bound would be useless. Below it, the terms that
+underflow in products of weights and powers of z are below 2⁻¹⁰⁷⁴·e^STEEP each, which TINY·max(1, |u|) covers."""
 RULING_SHARE = 0.9
-"""Share of the weight from which on errors are counted relative to the heaviest key: the others then lose little."""
+"""If the heaviest key has at least this share of the weight, errors are counted relative to it."""
 
 
 def score_gaps(
     slopes: Float[np.ndarray, "keys d"], offsets: Float[np.ndarray, " keys"], points: Float[np.ndarray, "boxes d"]
 ) -> tuple[Float[np.ndarray, "boxes keys"], float]:
-    """(gaps, slack): s_k(x) − reference(x) is within u·|gap| + slack of the gap, at every point x.
+    """Return (gaps, slack): s_k(x) − reference(x) is within u·|gap| + slack of the gap, at every point x.
 
     The reference is near the largest score at x.
     The leading parts a′, x′, c′ are multiples of powers of two q_a, q_x, q, with q_a·q_x = q on every axis, such that
-    every partial sum of a′·x′ + c′ is a multiple of q below 2⁵³q: computed exactly, in any order. The remainder
-    (a − a′)·x + a′·(x − x′) + (c − c′) is computed with an error of γ_{2d+3} times the sum of its absolute values; for
-    slopes of 1e10 it may itself be hundreds. So the reference is the score, as computed, of the key that leads: both
-    parts are taken relative to its own, the second with one more rounding.
+    every partial sum of a′·x′ + c′ is a multiple of q below 2⁵³q. So it is computed exactly, in any order. The
+    remainder (a − a′)·x + a′·(x − x′) + (c − c′) is computed with an error of γ_{2d+3} times the sum of its absolute
+    values. For slopes of 1e10 the remainder may itself be hundreds. So the reference is the computed score of the
+    leading key: its two parts are subtracted from those of every key, the second with one more rounding.
     """
     d = slopes.shape[1]
     bits = (52 - int(d + 1).bit_length()) // 2  # d + 1 terms below 2^(2·bits)·q, and the roundings of a′ and x′
@@ -67,7 +68,7 @@ def score_gaps(
 
 
 def _unit(size: np.ndarray, bits: int) -> np.ndarray:
-    """A power of two that is at least 2^−bits times `size`."""
+    """Return a power of two that is at least 2^−bits times `size`."""
     exponent = np.frexp(np.where((size > 0) & np.isfinite(size), size, 1.0))[1]
     return np.ldexp(1.0, np.maximum(exponent - bits, -400))
 
@@ -77,19 +78,19 @@ def _leading(x: np.ndarray, unit: np.ndarray) -> np.ndarray:
 
 
 def box_around(centres: Float[np.ndarray, "boxes d"], radii: Float[np.ndarray, "boxes d"]) -> Enclosed:
-    """The smallest box around boxes, by its centre and half-widths."""
+    """Return the smallest box around boxes, by its centre and half-widths."""
     return Enclosed(*centred(hull(around(centres, radii))))[0]
 
 
 def magnitude(box: Enclosed) -> Float[np.ndarray, " d"]:
-    """The largest |x_i| in a box."""
+    """Return the largest |x_i| in a box."""
     return up(np.abs(box.mid) + box.radius)
 
 
 def leaks(
     slopes: Float[np.ndarray, "keys d"], offsets: Float[np.ndarray, " keys"], unsure: np.ndarray, box: Enclosed
 ) -> Float[np.ndarray, " keys"]:
-    """Bound log(w_k/w_*) over the box from above, where * is the key that leads at its centre (and has 0).
+    """Bound log(w_k/w_*) over the box from above, where * is the key that leads at its centre. Its own bound is 0.
 
     Each score is known to within `unsure`.
     """
@@ -106,8 +107,8 @@ def leaks(
 class Weights:
     """w_k and z_k as floats: |ω_k − w_k e^{z_k·τ}(1 + ε)| ≤ most·error, w_k e^{z_k·τ} ≤ most, Σ ω_k ≤ everything.
 
-    |ε| ≤ EXP_ERROR, that of the machine's exponential; ρ_k = Σ_i |z_ki|. Faint keys have only `most` and `error`, and 0
-    for all else.
+    |ε| ≤ EXP_ERROR is the error of the machine's exponential, and ρ_k = Σ_i |z_ki|. Faint keys have only `most` and
+    `error`. Their other entries are 0.
     """
 
     w: Float[np.ndarray, "boxes keys"]
@@ -128,7 +129,7 @@ class Weights:
     ) -> Weights:
         gaps, slack = score_gaps(slopes, offsets, c)
         w = np.exp(gaps)
-        mean = (w @ slopes) / w.sum(axis=1, keepdims=True)  # ā; any number would do, this one makes the z small
+        mean = (w @ slopes) / w.sum(axis=1, keepdims=True)  # ā; any number is sound, and this one makes the z small
         z = (slopes.T[:, None] - mean.T[:, :, None]) * r.T[:, :, None]
         rho = np.abs(z).sum(axis=0)
         top = gaps + rho
@@ -143,10 +144,11 @@ class Weights:
 
 
 def _to_reference(exponent: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """The errors of the exponents relative to that of the heaviest key, where it has most of the weight.
+    """Return the errors of the exponents relative to that of the heaviest key, if it has most of the weight.
 
-    An average does not change when all weights are divided by one factor, e^{the error of that key}: then it has none,
-    and the others have theirs and this one. This is how a gate of a steep slope is proved away from its kink.
+    An average does not change if all weights are divided by the same factor. Dividing by e^{the error of the heaviest
+    key} leaves that key without an error, and adds its error to those of the others. A gate of a steep slope is proved
+    in this way, except near its kink.
     """
     rows, heaviest = np.arange(len(w)), np.argmax(w, axis=1)
     rules = w[rows, heaviest] > RULING_SHARE * w.sum(axis=1)
@@ -158,7 +160,7 @@ def _to_reference(exponent: np.ndarray, w: np.ndarray) -> np.ndarray:
 
 
 def relative_error(exponent: np.ndarray, is_unknown: np.ndarray | bool = False) -> np.ndarray:
-    """|ω − we^{z·τ}| ≤ this times the bound of we^{z·τ}, if their exponents differ by `exponent`.
+    """Return the factor r with |ω − we^{z·τ}| ≤ r times the bound of we^{z·τ}, if their exponents differ by `exponent`.
 
     e^t − 1 ≤ t/(1 − t/2) for 0 ≤ t < 2. For w = 0 the bound is that of e^{gap + ρ}, and ω at most e^½ < 2 times it.
     """
@@ -167,9 +169,10 @@ def relative_error(exponent: np.ndarray, is_unknown: np.ndarray | bool = False) 
 
 
 def least_denominator(space: Layout, delta: np.ndarray, rounding: np.ndarray, unknown: np.ndarray) -> np.ndarray:
-    """Σ w_k e^{z_k·τ} ≥ W·exp(−Σ_i |Σ_k w_k z_ki|/W), W = Σ w_k, by Jensen's inequality; less the errors of the w.
+    """Return a lower bound of Σ ω_k: that of Jensen's inequality, minus the errors of the w.
 
-    The factor 1 − 2⁻⁴⁰ is for the roundings here and for those of the exponentials, which are relative to the sum.
+    Σ w_k e^{z_k·τ} ≥ W·exp(−Σ_i |Σ_k w_k z_ki|/W), W = Σ w_k. The factor 1 − 2⁻⁴⁰ covers the roundings here and those
+    of the exponentials, which are relative to the sum.
     """
     first = np.abs(delta[:, space.degree(1)]).sum(axis=1) + space.d * rounding
     whole = delta[:, 0] - rounding
@@ -177,7 +180,7 @@ def least_denominator(space: Layout, delta: np.ndarray, rounding: np.ndarray, un
 
 
 def powers(z: np.ndarray, order: int) -> np.ndarray:
-    """z^j/j! for j = 0 … order, (boxes, order + 1, keys): j + 1 roundings."""
+    """Return z^j/j! for j = 0 … order, (boxes, order + 1, keys), each with j + 1 roundings."""
     result = np.empty((z.shape[0], order + 1, z.shape[1]))
     result[:, 0] = 1.0
     power = np.ones(z.shape)
