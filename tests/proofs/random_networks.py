@@ -8,8 +8,8 @@ from fractions import Fraction
 import numpy as np
 
 import attnc
-from attnc.constructions.fitting.circuit import Circuit, Wire
 from attnc.constructions.fitting.cell_head import CellHead, self_attention
+from attnc.constructions.fitting.circuit import Circuit, Wire
 from attnc.constructions.fitting.selection import Positions
 from attnc.ir.layers import Affine
 from attnc.ir.program import Program
