@@ -14,7 +14,7 @@ import attnc
 from attnc import wording
 from attnc.proofs.cells.branching import Leaf
 from attnc.proofs.certificate import Standing
-from attnc.proofs.proof import Leaves, Points
+from attnc.proofs.proof import Beyond, Leaves, Points
 
 LEAVES = Leaves((Leaf("taylor", 2, 0, (0,)),), np.array([0.01234]))
 PROVED = attnc.Certificate(
@@ -24,7 +24,8 @@ CLAIMS = {
     "proved": PROVED,
     "norm": replace(PROVED, norm="2"),
     "table": replace(PROVED, evidence=Points(5), method="proof at the table's 5 points"),
-    "tails": replace(PROVED, evidence=replace(LEAVES, core=(-4.0, 4.0))),
+    "tails": replace(PROVED, evidence=replace(LEAVES, core=(-4.0, 4.0), beyond=Beyond(1.2341e-7, 3.49e25))),
+    "exact tails": replace(PROVED, evidence=replace(LEAVES, core=(-4.0, 4.0))),
     "cut short": replace(PROVED, complete=False),
     "not proved": replace(PROVED, bound=None, method="estimate"),
     "stated": replace(PROVED, standing=Standing.STATED),
@@ -62,7 +63,9 @@ def test_every_surface_states_the_same_facts(surface: str, name: str) -> None:
     if claim.norm != "inf":
         assert "L2 norm" in words
     if claim.core is not None and surface in ("card", "terminal"):
-        assert "rounding included on [-4, 4], in exact arithmetic beyond" in words
+        more = "; beyond, it adds at most 1.24e-07·|x|, up to |x| = 3.4e+25"
+        beyond = ", in exact arithmetic beyond" if claim.beyond is None else more
+        assert f"rounding included on [-4, 4]{beyond}" in words
     if surface == "card":
         assert "proven" not in words
         assert ("Run `attnc verify` on this folder" in words) == claim.is_reprovable
@@ -76,21 +79,24 @@ def test_every_surface_states_the_same_facts(surface: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "is_claimed", "is_rounding_counted", "words"),
+    ("name", "is_claimed", "at", "words"),
     [
-        ("proved", True, True, "± 0.0124"),
-        ("stated", True, True, "± 0.0124 (stated by the certificate; `attnc verify` re-proves it)"),
-        ("re-proved", True, True, "± 0.0124 (re-proved here)"),
-        ("theorem", True, True, "± 0.0124 (stated by the certificate; `attnc verify` cannot re-prove it)"),
-        ("proved", False, True, "(no bound)"),
-        ("tails", True, False, "(± 0.0124 in exact arithmetic, rounding beyond [-4, 4] not counted)"),
-        ("norm", True, True, "(no bound at a single point: the L2 norm of the error over the box is at most 0.0124)"),
-        ("table", True, True, "(± 0.0124 at the table's 5 points; nothing is claimed between them)"),
-        ("not proved", True, True, "(not certified in float32)"),
+        ("proved", True, 0.0, "± 0.0124"),
+        ("stated", True, 0.0, "± 0.0124 (stated by the certificate; `attnc verify` re-proves it)"),
+        ("re-proved", True, 0.0, "± 0.0124 (re-proved here)"),
+        ("theorem", True, 0.0, "± 0.0124 (stated by the certificate; `attnc verify` cannot re-prove it)"),
+        ("proved", False, 0.0, "(no bound)"),
+        ("tails", True, 4.0, "± 0.0124"),
+        ("tails", True, -1e6, "± 0.136"),
+        ("tails", True, 1e26, "(± 0.0124 in exact arithmetic, numbers may overflow beyond |x| = 3.4e+25)"),
+        ("exact tails", True, 5.0, "(± 0.0124 in exact arithmetic, rounding beyond [-4, 4] not counted)"),
+        ("norm", True, 0.0, "(no bound at a single point: the L2 norm of the error over the box is at most 0.0124)"),
+        ("table", True, 0.0, "(± 0.0124 at the table's 5 points; nothing is claimed between them)"),
+        ("not proved", True, 0.0, "(not certified in float32)"),
     ],
 )
-def test_a_value_is_shown_with_its_bound(name: str, is_claimed: bool, is_rounding_counted: bool, words: str) -> None:
-    assert wording.value_note(CLAIMS[name], is_claimed=is_claimed, is_rounding_counted=is_rounding_counted) == words
+def test_a_value_is_shown_with_its_bound(name: str, is_claimed: bool, at: float, words: str) -> None:
+    assert wording.value_note(CLAIMS[name], is_claimed=is_claimed, at=at) == words
 
 
 def test_another_dtype() -> None:

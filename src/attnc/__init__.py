@@ -26,7 +26,7 @@ from attnc.network import Network, Parity, Run
 from attnc.numerics.bound import Bound, Term
 from attnc.planning import plan
 from attnc.proofs.certificate import Certificate, Standing
-from attnc.proofs.proof import Leaves, Points, Stages
+from attnc.proofs.proof import Beyond, Leaves, Points, Stages
 from attnc.targets.box import Box
 from attnc.targets.function_target import SequenceTarget
 from attnc.targets.linear import ReLUNetwork, TruncatedLinear
@@ -44,6 +44,7 @@ __all__ = [
     "Affine",
     "Attention",
     "AttncError",
+    "Beyond",
     "Bound",
     "BoundNotMet",
     "Box",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from decimal import ROUND_CEILING, Context, Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from typing import TYPE_CHECKING
 
 from attnc.numerics.rounding import UNIT_ROUNDOFF
@@ -125,24 +125,26 @@ def certificate_lines(claim: Certificate, box: Box) -> list[str]:
     return [bound, f"seen at samples{norm}, no proof: {claim.observed:.3g}"]
 
 
-def value_note(claim: Certificate, *, is_claimed: bool, is_rounding_counted: bool) -> str:
+def value_note(claim: Certificate, *, is_claimed: bool, at: float = 0.0) -> str:
     """Return the words after a value at one point. `is_claimed` is true if the point is in the box or was moved there.
 
-    `is_rounding_counted` is false far out on an infinite box, where the bound holds for exact arithmetic only.
+    `at` is the variable, which matters on an infinite box: far out, rounding is relative to it.
     """
     if claim.bound is None:
         return f"({NOT_CERTIFIED} in {claim.dtype})"
     if claim.norm == "inf" and not is_claimed:
         return "(no bound)"
-    largest = ceiling(claim.bound)
-    words = f"± {largest}"
+    largest, bound = ceiling(claim.bound), claim.bound_at(at)
+    words = f"± {largest if bound is None else ceiling(bound)}"
     if claim.norm != "inf":
         words = f"(no bound at a single point: the {_norm(claim)} of the error over the box is at most {largest})"
     elif claim.is_of_table:
         words = f"(± {largest} {at_points(claim)}; nothing is claimed between them)"
-    elif claim.core is not None and not is_rounding_counted:
-        lo, hi = claim.core
-        words = f"(± {largest} in exact arithmetic, rounding beyond [{lo:g}, {hi:g}] not counted)"
+    elif claim.core is not None and bound is None:
+        beyond = f"rounding beyond [{claim.core[0]:g}, {claim.core[1]:g}] not counted"
+        if claim.beyond is not None:
+            beyond = f"numbers may overflow beyond |x| = {_floor(claim.beyond.reach)}"
+        words = f"(± {largest} in exact arithmetic, {beyond})"
     return words if claim.standing is Standing.PROVEN else f"{words} ({_joined(claim, said(claim))})"
 
 
@@ -195,11 +197,14 @@ def proved_how(claim: Certificate) -> str:
 
 
 def rounding_where(claim: Certificate) -> str:
-    """Return where rounding is included. On an infinite box it grows with |x|, so the tails are in exact arithmetic."""
+    """Return where rounding is included. On an infinite box it grows with |x| beyond the core."""
     if claim.core is None:
         return "rounding included"
     lo, hi = claim.core
-    return f"rounding included on [{lo:g}, {hi:g}], in exact arithmetic beyond"
+    if claim.beyond is None:
+        return f"rounding included on [{lo:g}, {hi:g}], in exact arithmetic beyond"
+    more, reach = ceiling(claim.beyond.relative), _floor(claim.beyond.reach)
+    return f"rounding included on [{lo:g}, {hi:g}]; beyond, it adds at most {more}·|x|, up to |x| = {reach}"
 
 
 def remarks(network: Network) -> list[str]:
@@ -250,12 +255,17 @@ def shown(value: float | int | str) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def ceiling(value: float, digits: int = 3) -> str:
+def ceiling(value: float, digits: int = 3, rounding: str = ROUND_CEILING) -> str:
     """Return a bound with a few digits, rounded up, so that the printed number is still a bound."""
     if not math.isfinite(value) or value == 0:
         return f"{value:g}"
-    rounded = Context(prec=digits, rounding=ROUND_CEILING).plus(Decimal(repr(value)))
+    rounded = Context(prec=digits, rounding=rounding).plus(Decimal(repr(value)))
     exponent = rounded.adjusted()
     if -5 < exponent < 4:
         return f"{rounded:f}"
     return f"{rounded.scaleb(-exponent):f}e{exponent:+03d}"
+
+
+def _floor(value: float) -> str:
+    """Return a limit to two digits, rounded down."""
+    return ceiling(value, 2, ROUND_FLOOR)

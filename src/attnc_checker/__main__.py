@@ -7,9 +7,10 @@ import dataclasses
 import json
 import os
 import sys
-from decimal import ROUND_CEILING, Context
+from decimal import ROUND_CEILING
 
 from attnc_checker.checking import Verdict, certificates, check
+from attnc_checker.claims import rounded
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -44,9 +45,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _tell(verdict: Verdict) -> None:
     if verdict.bound is not None and verdict.proved:
-        # rounded up: nothing below the bound was proved
-        bound = float(Context(prec=6, rounding=ROUND_CEILING).create_decimal(repr(verdict.bound)))
-        print(f"re-proved: the error is at most {bound:.6g} {verdict.scope}, in {verdict.dtype} ", end="")
+        bound = rounded(verdict.bound, 6, ROUND_CEILING)
+        print(f"re-proved: the error is at most {bound} {verdict.scope}, in {verdict.dtype} ", end="")
         leaves = "1 leaf" if verdict.leaves == 1 else f"{verdict.leaves:,} leaves"
         print(f"({leaves}, {verdict.reproved:.6g} found here, {verdict.seconds:.1f} s)")
         print(*(f"  assumed: {text}" for text in verdict.assumptions), sep="\n")

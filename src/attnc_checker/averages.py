@@ -81,7 +81,7 @@ class Average:
         dropped = {o: x + 8 * mass * most(at(self.value_sizes[o], box.reach)) for o, x in self.dropped.items()}
         return Average(self.head, self.inputs, kept, dropped)
 
-    def _score_errors(self, box: Box, arithmetic: Arithmetic, middles: Sequence[arb]) -> Vector:
+    def score_errors(self, box: Box, arithmetic: Arithmetic, middles: Sequence[arb]) -> Vector:
         """Bound the errors of scores, up to a part that all keys share.
 
         An error e_j of the query adds e_j·(parts_kj − middle_j), for any middle_j. Every partial sum of n terms is
@@ -105,7 +105,7 @@ class Average:
         j = max(range(len(scores)), key=lambda k: scores[k].mid())
         swings, lead = swing(minus(self.scores, row_of(self.scores, j)), box.half), scores[j] - scores
         overtaken = most(swings - lead)  # ≥ max s − s_j on the box
-        errors = self._score_errors(box, arithmetic, [column[j] for column in self.parts])
+        errors = self.score_errors(box, arithmetic, [column[j] for column in self.parts])
         off = arithmetic.weights(errors, lead + swings + overtaken)
         return j, lead - swings - off - off[j], off
 
@@ -138,7 +138,7 @@ class Average:
             return mean + growth * (moved + bends @ abs(terms - mean))
 
         moved = 2 * most(rho)  # the largest change of a difference of scores on the box
-        errors = self._score_errors(box, arithmetic, [q @ column for column in self.parts])
+        errors = self.score_errors(box, arithmetic, [q @ column for column in self.parts])
         tau = arithmetic.weights(errors, top + moved - scores).each(arb.expm1)
         slack = 1 - mean_at_most(tau)
         is_known = bool(slack > 0)  # otherwise nothing is known about computed weights

@@ -99,7 +99,7 @@ def check(
 def _assumed(claim: Claim) -> tuple[str, ...]:
     blocks = [BLOCKS] if claim.dtype == "float32" else []
     engine = [ENGINE.format(dtype=claim.dtype), EXPONENTIAL, *blocks, TRUNCATION.format(truncation=claim.truncation)]
-    tails = [TAILS] if claim.sides else []
+    tails = [TAILS] if claim.sides and claim.beyond is None else []
     return (*(engine if claim.dtype != "real" else []), *tails)
 
 
@@ -142,7 +142,7 @@ def proof_of(claim: Claim, structure: object, tensors: dict[str, Tensor]) -> Pro
         raise Refused(f"the bound is claimed for {claim.dtype}, but the weights are {program.dtype}")
     if len(function.outputs) != program.num_outputs:
         raise Refused(f"the network has {program.num_outputs} output(s), the expression {len(function.outputs)}")
-    reach = [arb(max(abs(lo), abs(hi))) for lo, hi in claim.ends]
+    reach = [*map(arb, claim.reach)]
     if isinstance(evidence, Stages):
         reduction = Reduction(program, reach, is_deep=True)
         proof = staged(claim, evidence, reduction, arithmetic)

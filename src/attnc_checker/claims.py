@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context
+from typing import Any, NamedTuple
 
 from attnc_checker.cells import ENCLOSURE, Ends, Leaf, read_leaves
 from attnc_checker.deep.claims import Stages, read_stages
@@ -42,9 +43,16 @@ class AtPoints:
     rows: Rows
 
 
+class Beyond(NamedTuple):
+    """Beyond the core of an infinite box, rounding adds at most relative·|x| to the bound, for |x| ≤ reach."""
+
+    relative: float
+    reach: float
+
+
 @dataclass(frozen=True)
 class Claim:
-    """‖f − network‖ ≤ bound over the box, in this arithmetic."""
+    """‖f − network‖ ≤ bound over the box, in this arithmetic. Tails without `beyond` are about exact arithmetic."""
 
     expression: str | None
     variables: tuple[str, ...]
@@ -55,8 +63,27 @@ class Claim:
     truncation: float  # the part of the bound for engines that leave out far keys
     norm: str
     evidence: ByLeaves | Stages | AtPoints
+    beyond: Beyond | None = None
 
     title = ""
+
+    @property
+    def reach(self) -> list[float]:
+        """The largest absolute values of the variables for which the claim is about computed numbers."""
+        return [self.beyond.reach] if self.beyond else [max(abs(lo), abs(hi)) for lo, hi in self.ends]
+
+    @property
+    def scope(self) -> str:
+        if self.beyond is None:
+            return "at every point of the box"
+        (lo, hi), (relative, reach) = self.ends[0], self.beyond
+        more, most = rounded(relative, 3, ROUND_CEILING), rounded(reach, 2, ROUND_FLOOR)
+        return f"on [{lo:g}, {hi:g}] and, with {more}·|x| more for rounding, beyond it up to |x| = {most}"
+
+
+def rounded(x: float, digits: int, direction: str) -> str:
+    """Return a number to a few digits, rounded up or down: nothing beyond it was proved."""
+    return f"{float(Context(prec=digits, rounding=direction).create_decimal(repr(x))):.{digits}g}"
 
 
 def read_claim(data: Object) -> Claim:
@@ -87,7 +114,18 @@ def read_claim(data: Object) -> Claim:
         require(is_known, f"the norm is {norm!r:.40}: neither 'inf' nor a number from 1 on")
     evidence = _evidence(data, method, tuple(box), ends, sides)
     expression = field(data, "expression", str | None)
-    return Claim(expression, tuple(box), ends, sides, bound, data["dtype"], truncation, str(norm), evidence)
+    claim = Claim(expression, tuple(box), ends, sides, bound, data["dtype"], truncation, str(norm), evidence)
+    return replace(claim, beyond=_beyond(data, claim)) if sides else claim
+
+
+def _beyond(data: Object, claim: Claim) -> Beyond | None:
+    stated = field(data, "beyond", dict | None)
+    if stated is None:
+        return None
+    found = Beyond(field(stated, "relative", float, "beyond."), field(stated, "reach", float, "beyond."))
+    is_sound = found.relative >= 0 and found.reach >= max(claim.reach)
+    require(is_sound, f"beyond the core, {stated!r:.80} is no rounding and no reach outside of it")
+    return found
 
 
 def _evidence(

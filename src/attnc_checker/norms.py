@@ -35,7 +35,8 @@ class Integral(Subject):
 def by_leaves(claim: Claim, evidence: ByLeaves, prover: Prover) -> Proof:
     """Return the proof of a claim about the largest error or about an L_p norm."""
     if claim.norm == LARGEST:
-        return Proof([Subject(claim, evidence.leaves, [claim.bound] * len(evidence.leaves), prover)])
+        subject = Subject(claim, evidence.leaves, [claim.bound] * len(evidence.leaves), prover)
+        return Proof([subject], scope=claim.scope)
     if evidence.bounds is None or len(evidence.bounds) != len(evidence.leaves):
         raise Refused(f"with the norm {claim.norm} every leaf needs a bound of its own")
     p = arb(claim.norm)

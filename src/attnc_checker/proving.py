@@ -11,10 +11,11 @@ from flint import arb, fmpq
 from attnc_checker.cells import Cell, Leaf
 from attnc_checker.claims import Claim
 from attnc_checker.deep.claims import StageClaim
-from attnc_checker.files import Refused
+from attnc_checker.files import Refused, require
 from attnc_checker.leaves import Prover
 from attnc_checker.program import exact
 from attnc_checker.ranges import Box
+from attnc_checker.rounding import Arithmetic
 from attnc_checker.tails import tail_error
 from attnc_checker.vectors import most
 
@@ -67,9 +68,8 @@ class Subject:
     def prove(self, leaf: Leaf, bound: float, loose: float = 1) -> arb:
         """Return a bound on |f − network| on the leaf. Raise Refused if it is above loose·bound."""
         if leaf.cell is None:
-            stage, function, start = self.prover.stage, self.prover.function, exact(self.claim.ends[0][leaf.order > 0])
             name = f"the tail leaf beyond the core on side {leaf.order}"
-            return self.hold(name, bound, loose, lambda room: tail_error(stage, function, start, leaf.order))
+            return self.hold(name, bound, loose, lambda room: self._beyond(leaf.order))
         return self._prove_cell(leaf, leaf.cell, PIECES[min(len(self.claim.ends), len(PIECES)) - 1], bound, loose)
 
     def _prove_cell(self, leaf: Leaf, cell: Cell, pieces: int, bound: float, loose: float) -> arb:
@@ -84,6 +84,15 @@ class Subject:
                 raise
         parts = itertools.product(*((2 * i, 2 * i + 1) for i in index))
         return most(self._prove_cell(leaf, (level + 1, part), pieces >> len(index), bound, loose) for part in parts)
+
+    def _beyond(self, side: int) -> arb:
+        """Return a bound beyond the core, without the rounding that is relative to |x|."""
+        prover, stated = self.prover, self.claim.beyond
+        arithmetic, relative = (prover.arithmetic, stated.relative) if stated else (Arithmetic("real"), 0.0)
+        start = exact(self.claim.ends[0][side > 0])
+        constant, slope = tail_error(prover.stage, prover.function, start, side, arithmetic)
+        require(slope <= relative, f"rounding is {float(slope):.6g}·|x|, not {relative:.6g}·|x|", ArithmeticError)
+        return constant
 
     def hold(self, name: str, bound: float, loose: float, prove: Callable[[arb], arb]) -> arb:
         """Return the bound that `prove` finds, or raise Refused if it is above loose·bound."""

@@ -1,9 +1,14 @@
-"""Tails: x = start ± s for all s ≥ 0, beyond a bounded core, in exact arithmetic.
+"""Tails: x = start ± s for all s ≥ 0, beyond a bounded core.
 
 The function becomes P(s) + E(s) with a polynomial P and |E(s)| ≤ size·e^{−rate·s}. In a head the keys with the steepest
 score win. If their weights e^{c_j} at s = 0 add up to W, then p_k ≤ e^{c_k}/W·e^{−λ_k s} for any other key, where
 λ_k > 0 is the difference of slopes. With the winners' value v + V·s,
     |A − v − V·s| ≤ Σ_k e^{c_k}/W·sup_s e^{−λ_k s}(|v_k − v| + |V_k − V|·s).
+
+Computed weights are off by factors e^{±y_k}. The errors of scores are affine in |x| = |start| + s, and so are the
+distances of scores to the largest one. So y_k ≤ η_k + ε_k·s, and the same bound holds for computed weights with
+c_k + η_k + η_j in place of c_k and λ_k − ε_k − ε_j in place of λ_k, j being a winner. The rounding of sums is linear in
+the sizes of values. These are affine in |x|, so that rounding adds at most constant + slope·|x|.
 """
 
 from __future__ import annotations
@@ -12,12 +17,14 @@ from typing import Any, NamedTuple
 
 from flint import arb, arb_poly, fmpq
 
+from attnc_checker.averages import Average
 from attnc_checker.expressions import Function, Rules, Smooth, evaluate, parse
 from attnc_checker.files import require
 from attnc_checker.forms import Form, Head, dense
 from attnc_checker.network import Stage
-from attnc_checker.ranges import coefficients
-from attnc_checker.vectors import most, total
+from attnc_checker.ranges import Box, coefficients
+from attnc_checker.rounding import Arithmetic
+from attnc_checker.vectors import Vector, most, total
 
 SAME = {"tanh": "2*sigmoid(2*y) - 1", "silu": "y*sigmoid(y)", "gelu": "y*(erf(y/sqrt(2)) + 1)/2"}
 
@@ -115,31 +122,56 @@ def _along(form: Form, start: fmpq, side: int) -> list[Any]:
     return [constant + slope * start, slope * side]
 
 
-def _average(head: Head, o: int, start: fmpq, side: int) -> Tail:
-    """Return the value of the winning keys, and a bound on the distance of the average from it."""
+def _weight_errors(head: Head, start: fmpq, side: int, arithmetic: Arithmetic) -> tuple[Vector, Vector]:
+    """Return η and ε for all keys. On boxes around 0 the errors of scores are affine in the half-width of the box."""
+    average, middles = Average(head, [0]), [arb(0)] * len(head.parts)
+    at_0, at_1 = (average.score_errors(Box([arb(0)], [arb(r)]), arithmetic, middles) for r in (0, 1))
+    c, slopes = _along(head.scores, start, side)
+    behind, falling = (Vector(arb(max(x) - each) for each in x) for x in (c, slopes))
+    growth, none = at_1 - at_0, Vector([arb(0)] * head.num_keys)
+    eta = arithmetic.weights(at_0 + growth * abs(arb(start)), behind)
+    return eta, arithmetic.weights(growth, falling) - arithmetic.weights(none, none)
+
+
+def _average(head: Head, o: int, start: fmpq, side: int, arithmetic: Arithmetic) -> tuple[Tail, arb, arb]:
+    """Return the value of the winning keys with a bound on the distance of the average from it, constant and slope."""
     keys = [*zip(*_along(head.scores, start, side), *_along(head.values[o], start, side), strict=True)]
     steepest = max(slope for _, slope, _, _ in keys)
     winners = [key for key in keys if key[1] == steepest]
     (top, _, v, V) = max(winners)
     if any(key[2:] != (v, V) for key in winners):
         raise Undecided("keys with different values win together on the tail")
-    weight = total(arb(c - top).exp() for c, _, _, _ in winners)
-    error = total(
-        arb(c - top).exp() / weight * _peak(arb_poly([v_k - v, V_k - V]), arb(steepest - slope))
-        for c, slope, v_k, V_k in keys
-        if slope != steepest
-    )
-    return Tail(arb_poly([v, V]), error, arb(0))
+    eta, epsilon = _weight_errors(head, start, side, arithmetic)
+    won = [(x, y) for key, x, y in zip(keys, eta, epsilon, strict=True) if key[1] == steepest]
+    most_eta, most_epsilon = (most(x) for x in zip(*won, strict=True))
+    weight, error, weights = total(arb(c - top).exp() for c, _, _, _ in winners), arb(0), []
+    for (c, slope, v_k, V_k), x, y in zip(keys, eta, epsilon, strict=True):
+        if slope == steepest:
+            weights.append(arb(1))
+            continue
+        rate = arb(steepest - slope) - y - most_epsilon
+        require(rate > 0, "rounding of scores may outgrow their differences on the tail", Undecided)
+        weights.append((arb(c - top) + x + most_eta).exp() / weight)
+        error += weights[-1] * _peak(arb_poly([v_k - v, V_k - V]), rate)
+    upto = Vector(x.min(arb(1)) for x in weights)
+    constant, growth = (arithmetic.summation(head, o, upto, sizes) for sizes in dense(head.values[o].sizes, [0]))
+    return Tail(arb_poly([v, V]), error, arb(0)), constant, growth
 
 
-def tail_error(stage: Stage, function: Function, start: fmpq, side: int) -> arb:
-    """Bound sup |f − network| beyond `start` on that side, over all outputs, in exact arithmetic."""
+def tail_error(stage: Stage, function: Function, start: fmpq, side: int, arithmetic: Arithmetic) -> tuple[arb, arb]:
+    """Return (constant, slope): beyond `start` on that side |f − network| ≤ constant + slope·|x|, over all outputs."""
+    require(side * start >= 0 or arithmetic.u == 0, "rounding is not followed on a tail that contains 0", Undecided)
     rules = _Tails(Tail(arb_poly([start, side])))
-    errors = []
+    constants, slopes = [], []
     for o, left in enumerate(evaluate(function, rules)):
-        averages = [_average(head, o, start, side) for head in stage.heads if o in head.values]
-        for part in (Tail(arb_poly(_along(stage.affine[o], start, side))), *averages):
-            left = rules.plus(left, part, -1)
+        form = stage.affine[o]
+        constant, slope = (arithmetic.gamma(form.n) * size for size in dense(form.sizes, [0]))
+        left = rules.plus(left, Tail(arb_poly(_along(form, start, side))), -1)
+        for head in stage.heads:
+            if o in head.values:
+                average, own, growth = _average(head, o, start, side, arithmetic)
+                left, constant, slope = rules.plus(left, average, -1), constant + own, slope + growth
         require(left.poly.degree() <= 0, "function and network drift apart without bound on the tail", Undecided)
-        errors.append(abs(left.poly[0]) + left.size)
-    return most(errors)
+        constants.append(abs(left.poly[0]) + left.size + constant)
+        slopes.append(slope)
+    return most(constants), most(slopes)

@@ -8,6 +8,7 @@ from flint import arb, fmpq
 
 from attnc.targets.expressions.expression import Expression
 from attnc_checker.expressions import parse
+from attnc_checker.rounding import Arithmetic
 from attnc_checker.tails import Undecided, tail_error
 from checker.networks import gate, reduced
 
@@ -16,7 +17,10 @@ THREE = gate([(0.5, -0.75), (0.25, 0), (0, 1)], [(1, -1), (0.5, 0.25), (-1, 1)])
 
 
 def error_beyond(program, text, start=4.0, side=1):
-    return tail_error(reduced(program), parse(text, ["x"]), fmpq(*float(start).as_integer_ratio()), side)
+    at = fmpq(*float(start).as_integer_ratio())
+    constant, slope = tail_error(reduced(program), parse(text, ["x"]), at, side, Arithmetic("real"))
+    assert slope == 0
+    return constant
 
 
 @pytest.mark.parametrize(

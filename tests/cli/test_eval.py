@@ -102,9 +102,12 @@ def test_a_point_without_a_value_is_refused(run, tmp_path):
     assert "overflow" in ran.json["error"]["message"]
 
 
-def test_eval_beyond_the_core_of_an_infinite_box_says_that_rounding_is_not_counted(run, tmp_path):
-    attnc.compile("silu(x)", box={"x": (-math.inf, math.inf)}, eps=1e-3).save(tmp_path / "net")
-    assert "exact arithmetic" not in run("eval", tmp_path / "net", "x=1").out
-    assert "in exact arithmetic, rounding beyond [" in run("eval", tmp_path / "net", "x=12345.678").out
-    for x, is_counted in ((1, True), (12345.678, False)):
+def test_eval_beyond_the_core_of_an_infinite_box_counts_rounding_relative_to_x(run, tmp_path):
+    net = attnc.compile("silu(x)", box={"x": (-math.inf, math.inf)}, eps=1e-3)
+    net.save(tmp_path / "net")
+    far = run("eval", tmp_path / "net", "x=1e9", "--json").json
+    assert far["bound"] == net.certificate.bound_at(1e9) > 1e-8 > net.certificate.bound
+    assert "± 6.73e-07" in run("eval", tmp_path / "net", "x=1e9").out
+    assert "in exact arithmetic, numbers may overflow beyond" in run("eval", tmp_path / "net", "x=1e307").out
+    for x, is_counted in ((1, True), (12345.678, True), (1e307, False)):
         assert run("eval", tmp_path / "net", f"x={x}", "--json").json["rounding_included"] is is_counted

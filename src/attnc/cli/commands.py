@@ -281,21 +281,20 @@ def eval_command(
         )
     values = network(*split_columns(point, network.program.input_shapes), outside=outside)[0]
     met = np.clip(point, network.box.lo, network.box.hi) if outside == "clamp" else point
-    bound = network.certificate.pointwise_bound if is_inside or outside == "clamp" else None
-    core = network.certificate.core
-    is_rounding_counted = core is None or bool(core[0] <= met[0, 0] <= core[1])
+    bound, with_rounding = network.certificate.pointwise_bound, network.certificate.bound_at(float(met[0, 0]))
+    bound = (bound if with_rounding is None else with_rounding) if is_inside or outside == "clamp" else None
     rows = [{"name": name, "value": float(values[i]), "bound": bound} for name, i in _output_names(values)]
     if json_output:
         scalars = {"value": values.astype(float).tolist(), "bound": bound, "dtype": network.dtype, "inside": is_inside}
         scalars |= {"standing": standing(network.certificate)}
-        scalars |= {"rounding_included": None if bound is None else is_rounding_counted}
+        scalars |= {"rounding_included": None if bound is None else with_rounding is not None}
         if network.certificate.is_of_table:
             scalars |= {"points": network.certificate.num_points, "bound_at_points": network.certificate.bound}
         at = dict(zip(network.variables, met[0].tolist(), strict=True))
         print_json(scalars | {"point": at, "outputs": rows})
         return
     is_claimed = is_inside or (outside == "clamp" and not network.certificate.is_of_table)
-    claim = value_note(network.certificate, is_claimed=is_claimed, is_rounding_counted=is_rounding_counted)
+    claim = value_note(network.certificate, is_claimed=is_claimed, at=float(met[0, 0]))
     for name, i in _output_names(values):
         if volume() is Volume.QUIET:
             print(values[i])

@@ -172,9 +172,9 @@ def _finish_line(axes: Axes, network: Network, top: float, note: str) -> None:
 
 
 def _draw_tails(axes: Axes, network: Network, edges: np.ndarray) -> None:
-    """Draw the tails beyond the core. Each has one bound in exact arithmetic, at most the certificate's bound."""
+    """Draw the tails beyond the core. Each has one bound, at most the certificate's, to which rounding is added."""
     claim, width = network.certificate, 0.25 * (edges[-1] - edges[0])
-    label: str | None = "tail, in exact arithmetic"
+    label: str | None = "tail, without rounding"
     for start, stop, end in (
         (edges[0] - width, edges[0], network.box.lo[0]),
         (edges[-1], edges[-1] + width, network.box.hi[0]),

@@ -18,8 +18,9 @@ import numpy as np
 from attnc.errors import FileError
 from attnc.numerics.arrays import Float
 from attnc.numerics.bound import Term
+from attnc.numerics.rounding import up
 from attnc.proofs.cells.branching import Leaf
-from attnc.proofs.proof import Evidence, HeadProof, Leaves, Points, Proof, Stages
+from attnc.proofs.proof import Beyond, Evidence, HeadProof, Leaves, Points, Proof, Stages
 from attnc.targets.box import Box, show_intervals
 
 FORMAT = "attnc.certificate/1"
@@ -182,12 +183,25 @@ class Certificate:
 
     @property
     def core(self) -> tuple[float, float] | None:
-        """The finite part of an infinite box. Beyond it, the bound is that of the tails, in exact arithmetic."""
+        """The finite part of an infinite box, on which the bound includes rounding."""
         return self._leaves.core
+
+    @property
+    def beyond(self) -> Beyond | None:
+        """The rounding beyond the core; None if there is no core, or if the bound there is about exact arithmetic."""
+        return self._leaves.beyond
+
+    def bound_at(self, x: float) -> float | None:
+        """The bound at a point x of one variable, rounding included; None where no such bound is proved."""
+        if self.core is None or self.core[0] <= x <= self.core[1]:
+            return self.pointwise_bound
+        if self.pointwise_bound is None or self.beyond is None or not abs(x) <= self.beyond.reach:
+            return None
+        return float(up(self.pointwise_bound + up(self.beyond.relative * abs(x))))
 
     def proved(self, proof: Proof, method: str) -> Certificate:
         """Return the certificate with the bound, the terms and the evidence of a proof."""
-        has_tails = isinstance(proof.evidence, Leaves) and proof.evidence.tails
+        is_exact_beyond = isinstance(proof.evidence, Leaves) and proof.evidence.tails and proof.evidence.beyond is None
         return dataclasses.replace(
             self,
             bound=proof.bound,
@@ -196,7 +210,7 @@ class Certificate:
             complete=proof.complete,
             evidence=proof.evidence,
             standing=Standing.PROVEN,
-            assumptions=(*self.assumptions, *([TAILS] if has_tails else [])),
+            assumptions=(*self.assumptions, *([TAILS] if is_exact_beyond else [])),
         )
 
     def cells(self, box: Box) -> tuple[Float[np.ndarray, "leaves d"], Float[np.ndarray, "leaves d"]]:
@@ -233,6 +247,7 @@ class Certificate:
             "leaves": [*_plain(leaves), *([TAIL, side] for side in leaves.tails)],
             "leaf_bounds": leaves.bounds.tolist(),
             **_stated(core=leaves.core, cuts=leaves.cuts),
+            **({} if leaves.beyond is None else {"beyond": dataclasses.asdict(leaves.beyond)}),
             "truncation": self.truncation,
             **({} if points is None else {"points": points.count, "table": _plain(points.table)}),
             "stages": [_head_json(head) for head in heads.heads],
@@ -262,6 +277,7 @@ class Certificate:
         """Raise ValueError if a size is negative, or the bound is below one of its parts: then the file was changed."""
         heads = () if self.by_heads is None else self.by_heads.heads
         sizes = [self.bound, self.observed, self.truncation, *(term.value for term in self.terms), *self.leaf_bounds]
+        sizes += [] if self.beyond is None else [self.beyond.relative, self.beyond.reach]
         for size in (*sizes, *(size for head in heads for size in (head.bound, head.carrier_size))):
             if size is not None and not size >= 0:
                 raise ValueError(f"expected a finite number ≥ 0, found {size!r:.80}")
@@ -334,6 +350,7 @@ def _read_leaves(data: Mapping[str, Any]) -> Leaves:
         _typed(data.get("core"), tuple[float, float] | None),
         tuple(side for _, side in tails),
         _typed(data.get("cuts", []), Rows),
+        _typed(data.get("beyond"), Beyond | None),
     )
 
 

@@ -20,15 +20,17 @@ from attnc.proofs.cells.branching import Covering, branch_and_bound
 from attnc.proofs.cells.dyadic import cell_boxes
 from attnc.proofs.cells.integral import bound_integral
 from attnc.proofs.cells.intervals import cells_within
-from attnc.proofs.cells.kind import SHARP, Bounds, Goal, Kind
+from attnc.proofs.cells.kind import Bounds, Goal, Kind
 from attnc.proofs.kinds.rounded import RoundedKind, StageRounding
 from attnc.proofs.kinds.selection import SelectionKind
-from attnc.proofs.kinds.tail import TailKind
+from attnc.proofs.kinds.tail import TailBound, tail_bound
 from attnc.proofs.kinds.taylor import DEGREES, InterpolantKind, TaylorKind, choose_order
-from attnc.proofs.proof import Proof, proof_by_leaves
+from attnc.proofs.proof import Beyond, Proof, proof_by_leaves
 from attnc.proofs.prover import ProofRequest, Prover, num_softmaxes, require_same_shapes
 from attnc.proofs.rounding.program import Roundings, roundings
 from attnc.proofs.stages.extraction import OneStage, stages
+from attnc.targets.box import Box
+from attnc.targets.expressions.expression import Expression
 from attnc.targets.target import Target
 
 MAX_VARIABLES, MAX_SELECTING_VARIABLES = 3, 4
@@ -201,7 +203,7 @@ class _StageTask:
         if p < math.inf:
             goal = max(goal, min(eps, max(PART_OF_EPS * eps, NORM_TOLERANCE[d - 1] * observed)))
             return self._prove_norm(goal, request)
-        task, tails = self._without_tails(goal)
+        task, tails, beyond = self._without_tails(goal)
         ways = task._ways(goal)
         began, best = time.monotonic(), None
         for number, way in enumerate(ways):
@@ -220,7 +222,7 @@ class _StageTask:
             if best.complete:
                 break
         assert best is not None
-        return proof_by_leaves(best, tails=tails)
+        return proof_by_leaves(best, tails=tails, beyond=beyond)
 
     def _prove_norm(self, goal: float, request: ProofRequest) -> Proof:
         box, p = self.target.box, request.p
@@ -229,7 +231,7 @@ class _StageTask:
         found = bound_integral(way.kinds, box, p, goal=goal, start_level=way.start_level, budget=budget)
         return proof_by_leaves(found, ledger=_with_jumps(self.target, found))
 
-    def _without_tails(self, goal: float) -> tuple[_StageTask, dict[int, float]]:
+    def _without_tails(self, goal: float) -> tuple[_StageTask, dict[int, float], Beyond | None]:
         """Split an infinite box: return the task on a finite core, and the bounds of the tails beyond it, by side.
 
         The core is the smallest one whose tails meet the goal, or are below the rounding at its ends. If there is none,
@@ -238,31 +240,52 @@ class _StageTask:
         """
         box, expression = self.target.box, self.target.expression
         if box.is_bounded or expression is None:
-            return self, {}
+            return self, {}, None
         refusal, found = None, None
         cores = [box.core(reach) for reach in REACHES]
         ends = np.array([[core.lo, core.hi] for core in cores]).reshape(-1, 1)
         rounding = self.rounding.at(ends).max(axis=1).reshape(len(cores), 2).max(axis=1)
         for core, at_ends in zip(cores, rounding, strict=True):
-            starts, beyond = {-1: core.lo[None], 1: core.hi[None]}, np.full((1, 1), np.inf)
             try:
-                tails = {
-                    side: float(TailKind(self.stage, expression, side).bounds(starts[side], beyond, SHARP).upper.max())
-                    for side in box.infinite_sides
-                }
+                tails, beyond = self._tails(core, expression)
             except InputError as error:
                 refusal = error
                 continue
-            if found is None or max(tails.values()) < max(found[0].values()):
-                found = tails, core
+            if found is None or max(tails.values()) < max(found[1].values()):
+                found = core, tails, beyond
             if max(tails.values()) <= max(goal, at_ends):
                 break
         if found is None:
             assert refusal is not None
             raise refusal
         target = copy.copy(self.target)
-        target.box = found[1]
-        return dataclasses.replace(self, target=target), found[0]
+        target.box, tails, beyond = found
+        return dataclasses.replace(self, target=target), tails, beyond
+
+    def _tails(self, core: Box, expression: Expression) -> tuple[dict[int, float], Beyond | None]:
+        """Bounds beyond a core by side, and the rounding there; bounds in exact arithmetic where it is not bounded."""
+        ends, sides, roundings = (
+            {-1: -core.lo[0], 1: core.hi[0]},
+            self.target.box.infinite_sides,
+            self.rounding.roundings,
+        )
+
+        def tails(computed: Roundings | None) -> dict[int, TailBound]:
+            return {side: tail_bound(self.stage, expression, side, float(ends[side]), computed) for side in sides}
+
+        def largest(found: dict[int, TailBound]) -> dict[int, float]:
+            return {side: float(up(tail.constant.max() + self.rounding.truncation)) for side, tail in found.items()}
+
+        exact, reach = tails(None), roundings.reach
+        try:
+            found = tails(roundings)
+        except InputError:
+            return largest(exact), None
+        relative = max(float(tail.slope.max()) for tail in found.values())
+        is_bounded = all(math.isfinite(tail.constant.max()) for tail in found.values()) and math.isfinite(relative)
+        if not is_bounded or reach <= core.magnitude.max():
+            return largest(exact), None
+        return largest(found), Beyond(relative, reach)
 
     def _ways(self, goal: float) -> list[_Way]:
         """Return the ways to try, the best one first: Taylor leaves with mean values at kinks, or selection leaves."""

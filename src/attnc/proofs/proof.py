@@ -23,6 +23,29 @@ REASONS = {
 """The reasons of terms in the ledger. The reason of any other term is the name of its kind."""
 
 
+@dataclass(frozen=True)
+class Beyond:
+    """Beyond the core of an infinite box rounding adds at most relative·|x| to the bound, up to |x| = reach.
+
+    Attributes
+    ----------
+    relative : float
+        The rounding of any engine, per unit of |x|.
+    reach : float
+        The |x| up to which no number of an engine overflows.
+
+    Examples
+    --------
+    >>> import attnc, math
+    >>> claim = attnc.compile("relu(x)", {"x": (-math.inf, math.inf)}, eps=1e-3).certificate
+    >>> claim.beyond.relative < 1e-14, claim.beyond.reach > 1e200
+    (True, True)
+    """
+
+    relative: float
+    reach: float
+
+
 @dataclass(frozen=True, eq=False)
 class Leaves:
     """Cells that cover a box, each with a bound of its own.
@@ -42,6 +65,8 @@ class Leaves:
         The sides of the tails, −1 for x → −∞ and 1 for x → ∞.
     cuts : tuple of tuples of float
         The points of further cuts, per variable.
+    beyond : Beyond or None
+        The rounding beyond the core; None if the tails are about exact arithmetic.
 
     Examples
     --------
@@ -56,11 +81,13 @@ class Leaves:
     core: tuple[float, float] | None = None
     tails: tuple[int, ...] = ()
     cuts: tuple[tuple[float, ...], ...] = ()
+    beyond: Beyond | None = None
 
     def __eq__(self, other: object) -> bool:
+        names = ("leaves", "core", "tails", "cuts", "beyond")
         return (
             isinstance(other, Leaves)
-            and (self.leaves, self.core, self.tails, self.cuts) == (other.leaves, other.core, other.tails, other.cuts)
+            and all(getattr(self, name) == getattr(other, name) for name in names)
             and np.array_equal(self.bounds, other.bounds)
         )
 
@@ -162,6 +189,7 @@ def proof_by_leaves(
     *,
     ledger: Mapping[str, float] | None = None,
     tails: Mapping[int, float] | None = None,
+    beyond: Beyond | None = None,
     cuts: Sequence[np.ndarray] = (),
 ) -> Proof:
     """Return the proof by the cells of a covering, with the bounds of tails beyond its box, by side.
@@ -174,9 +202,9 @@ def proof_by_leaves(
         Term(name, value, REASONS.get(name, f"{name} leaves, on the worst cell").replace("on the worst cell", where))
         for name, value in (covering.ledger if ledger is None else ledger).items()
     )
-    bound, beyond = covering.bound, max(tails.values(), default=0.0)
-    if beyond > bound:
-        bound, terms = beyond, (Term("tail", beyond, REASONS["tail"]),)
+    bound, largest = covering.bound, max(tails.values(), default=0.0)
+    if largest > bound:
+        bound, terms = largest, (Term("tail", largest, REASONS["tail"]),)
     box = covering.box
     evidence = Leaves(
         covering.leaves,
@@ -184,5 +212,6 @@ def proof_by_leaves(
         (float(box.lo[0]), float(box.hi[0])) if tails else None,
         tuple(tails),
         tuple(tuple(points.tolist()) for points in cuts),
+        beyond,
     )
     return Proof(bound, terms, evidence, covering.complete)

@@ -39,7 +39,7 @@ class StageClaim:
     leaves: tuple[Leaf, ...]
     leaf_bounds: tuple[float, ...]  # one for each leaf; `bound` where the certificate has none
 
-    variables, truncation = ("t",), 0.0
+    variables, truncation, beyond = ("t",), 0.0, None
 
     @property
     def title(self) -> str:

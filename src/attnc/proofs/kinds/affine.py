@@ -24,8 +24,9 @@ from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma, up
 from attnc.proofs.cells.branching import Leaf
 from attnc.proofs.cells.intervals import affine_range, cells_within, distance, is_same_number
 from attnc.proofs.cells.kind import SHARP, Bounds, Goal, Kind
-from attnc.proofs.proof import Leaves, Proof
+from attnc.proofs.proof import Beyond, Leaves, Proof
 from attnc.proofs.prover import ProofRequest, Prover
+from attnc.proofs.rounding.program import FAR_FROM_OVERFLOW
 from attnc.targets.box import Box
 from attnc.targets.expressions.expression import Expression
 from attnc.targets.target import Target
@@ -55,12 +56,12 @@ class AffineKind(Kind):
         constant, weight = Interval.point(self.constant[None]), Interval.point(self.weight[None])
         off = mean_value_distance(self.expression, cells, centres, constant, weight)
         off = np.where(np.isnan(off), np.inf, off)  # nan: there is no bound
-        rounding = np.broadcast_to(self._rounding(), off.shape)
+        rounding = np.broadcast_to(self.rounding(self.sizes), off.shape)
         upper = np.where(off + rounding == 0, 0.0, up(off + rounding))
         return Bounds(upper, {"approximation": off, "rounding": rounding})
 
-    def _rounding(self) -> Float[np.ndarray, " outputs"]:
-        """Return the rounding of every output.
+    def rounding(self, sizes: Float[np.ndarray, " d"], ones: float = 1.0) -> Float[np.ndarray, " outputs"]:
+        """Return the rounding of every output for inputs up to `sizes` and constants that count `ones` times.
 
         It is 0 where the output is one float64 variable times 1, 2, 4, …. Products with smaller powers may underflow.
         """
@@ -69,8 +70,15 @@ class AffineKind(Kind):
         is_doubled = (self.weight == 0) | ((np.frexp(size)[0] == 0.5) & (size >= 1))
         is_passed_on &= is_doubled.all(axis=1) & (self.dtype == "float64")
         lost = roundings * float(np.finfo(self.dtype).smallest_normal)
-        whole = up((size + lost) @ self.sizes + np.abs(self.constant) + lost, roundings + 2)
+        whole = up((size + lost) @ sizes + ones * (np.abs(self.constant) + lost), roundings + 2)
         return np.where(is_passed_on, 0.0, up(gamma(roundings, UNIT_ROUNDOFF[self.dtype]) * whole))
+
+    def beyond(self) -> Beyond:
+        """The rounding on the tails of one variable: relative to |x|, once constants count as part of the bound."""
+        one = np.ones(self.weight.shape[1])
+        largest = max(1.0, float((np.abs(self.weight) @ one + np.abs(self.constant)).max()))
+        room = FAR_FROM_OVERFLOW * float(np.finfo(self.dtype).max) / largest
+        return Beyond(float(self.rounding(one, 0.0).max()), 2.0 ** (math.floor(math.log2(room)) - 1))
 
 
 class AffineProver(Prover):
@@ -106,7 +114,8 @@ class AffineProver(Prover):
         terms = tuple(Term(name, float(term[0, worst]), reasons[name]) for name, term in found.terms.items())
         leaf = Leaf(kind.name, kind.order, 0, (0,) * box.d)
         ends = (float(core.lo[0]), float(core.hi[0])) if box.infinite_sides else None
-        return Proof(bound, terms, Leaves((leaf,), np.array([bound]), ends, box.infinite_sides))
+        beyond = kind.beyond() if box.infinite_sides else None
+        return Proof(bound, terms, Leaves((leaf,), np.array([bound]), ends, box.infinite_sides, beyond=beyond))
 
 
 def mean_value_distance(

@@ -30,13 +30,15 @@ from attnc.errors import AttncError, DomainError, InputError
 from attnc.functions.function import ZERO
 from attnc.functions.powers import real_power
 from attnc.functions.registry import FUNCTIONS
+from attnc.ir.rounding import NEGLIGIBLE
 from attnc.ir.soft_head import Enclosed, SoftHead
 from attnc.numerics import elementary
 from attnc.numerics.arrays import Float
 from attnc.numerics.intervals import Interval
-from attnc.numerics.rounding import down, up
+from attnc.numerics.rounding import ENGINE_ULPS, UNIT_ROUNDOFF, down, gamma, up
 from attnc.proofs.cells.intervals import interval, is_same_number
-from attnc.proofs.cells.kind import Bounds, Goal, Kind
+from attnc.proofs.margins import STAGE_ROUNDING
+from attnc.proofs.rounding.program import HeadRoundings, Roundings
 from attnc.proofs.stages.extraction import OneStage
 from attnc.targets.expressions import tree
 from attnc.targets.expressions.evaluation import enclose
@@ -46,36 +48,105 @@ OUTSIDE = "is not defined on all of the half-line"
 
 
 @dataclass(frozen=True, eq=False)
-class TailKind(Kind):
-    """Half-lines. The cell of a centre is everything beyond it on the side −1 or 1, and its radius is infinite."""
+class TailBound:
+    """|f − network| ≤ constant + slope·|x| on a half-line, for every output; ∞ where there is no bound."""
 
-    stage: OneStage
-    expression: Expression
-    side: int
-    name = "tail"
-
-    def bounds(self, centres: np.ndarray, radii: np.ndarray, goal: Goal) -> Bounds:
-        starts = (self.side * centres[:, 0]).tolist()
-        return Bounds(np.array([tail_bound(self.stage, self.expression, self.side, start) for start in starts]))
+    constant: Float[np.ndarray, " outputs"]
+    slope: Float[np.ndarray, " outputs"]
 
 
-def tail_bound(stage: OneStage, expression: Expression, side: int, R: float) -> Float[np.ndarray, " outputs"]:
-    """Bound |f(x) − stage(x)| over all x ≥ R (side = 1) or all x ≤ −R (side = −1). It is ∞ where there is no bound."""
+def tail_bound(
+    stage: OneStage, expression: Expression, side: int, R: float, roundings: Roundings | None = None
+) -> TailBound:
+    """Bound the error of a stage over all x ≥ R (side = 1) or all x ≤ −R (side = −1).
+
+    With `roundings` it is the error of the stage as any engine computes it, otherwise that of exact arithmetic.
+    """
     if stage.linear.mid.shape[1] != 1:
         raise InputError(f"only a stage of one variable has tails; this one has {stage.linear.mid.shape[1]} variables")
+    if roundings is not None and R < 0:
+        raise InputError(f"rounding is bounded on a half-line that does not hold 0; this one begins at {side * R:g}")
     tails = expression_tails(expression, side, R)
     if len(tails) != len(stage.constant.mid):
         raise InputError(f"the expression has {len(tails)} outputs, the stage {len(stage.constant.mid)}")
     start, slopes = _affine(stage.constant, stage.linear, side, R)
     remainder = np.array([tail.error for tail in tails])
-    for head in stage.heads:
-        limit, slope, rest = _limit(head, side, R)
-        start, slopes, remainder = start + limit, slopes + slope, up(remainder + rest)
+    rounding = np.zeros((2, len(tails))) if roundings is None else _rounding_of_maps(roundings)  # constants, slopes
+    for number, head in enumerate(stage.heads):
+        errors = None if roundings is None else _score_errors(head, roundings.heads[number], roundings.unit, side, R)
+        found = _limit(head, side, R, errors)
+        start, slopes, remainder = start + found.start, slopes + found.slopes, up(remainder + found.remainder)
+        if roundings is not None:
+            rounding = up(rounding + _rounding_of_sums(found.weights, roundings.heads[number], roundings.dtype))
+    constant, slope = STAGE_ROUNDING * rounding
     p, q = (
         Interval(np.array([float(part.lo) for part in parts]), np.array([float(part.hi) for part in parts]))
         for parts in zip(*((tail.p, tail.q) for tail in tails), strict=True)
     )
-    return np.where(is_same_number(q, slopes), up((p - start).mag + remainder), np.inf)
+    off = up(up((p - start).mag + remainder) + constant)
+    return TailBound(np.where(is_same_number(q, slopes), off, np.inf), slope)
+
+
+@dataclass(frozen=True, eq=False)
+class _ScoreErrors:
+    """A computed weight at t is within e^{±(start + growth·t)} of the exact one, up to a factor that all keys share."""
+
+    start: Float[np.ndarray, " keys"]
+    growth: Float[np.ndarray, " keys"]
+
+
+def _score_errors(head: SoftHead[Enclosed], rounds: HeadRoundings, u: float, side: int, R: float) -> _ScoreErrors:
+    """y_k = δ_k(1 + u) + u(behind_k + max δ) + 2Ku, δ_k the error of score k, and behind_k its distance to the largest.
+
+    All of these are affine in |x| = R + t; see `proofs.rounding.stage`. A cast enlarges |x| by u|x|.
+    """
+    offsets, steepness = _affine(head.offsets, head.slopes, side, R)
+    growth, constant = up(rounds.score_errors + rounds.score_underflow[:, None]).T
+    at_start = up(constant + up(growth * R))
+    ulps = 2 * ENGINE_ULPS * u / (1 - 2 * ENGINE_ULPS * u)
+    found = [
+        up((1 + 3 * u) * delta + u * (behind.hi.max() - behind.lo + delta.max()) + known, 8)
+        for delta, behind, known in ((at_start, offsets, ulps), (growth, steepness, 0.0))
+    ]
+    return _ScoreErrors(*(STAGE_ROUNDING * part for part in found))
+
+
+def _rounding_of_maps(roundings: Roundings) -> Float[np.ndarray, "two outputs"]:
+    """(constant, slope in |x|) of the rounding of the residual and of the read-out."""
+    slope, constant = roundings.sizes.T
+    share = gamma(roundings.count, roundings.unit) * (1 + 2 * roundings.unit)
+    # Only numbers that depend on x underflow in proportion to it.
+    lost = (np.ones_like(constant), slope > 0)
+    sizes = zip((constant, slope), lost, strict=True)
+    return np.stack([up(share * size + 2 * roundings.underflow * part, 4) for size, part in sizes])
+
+
+def _rounding_of_sums(
+    weights: Float[np.ndarray, " keys"], rounds: HeadRoundings, dtype: str
+) -> Float[np.ndarray, "two outputs"]:
+    """(constant, slope in |x|) of the rounding of the sums over keys, for computed weights of at most `weights`.
+
+    This is the theorem of `proofs.rounding.stage`, once for the constant parts of the sizes and once for their slopes:
+    Σ p̂_k|v_k| is the sum of both.
+    """
+    u, num_keys = UNIT_ROUNDOFF[dtype], len(weights)
+    is_big = (weights > u / 16) | (num_keys * u > 0.1)  # half of the checker's limit: weights may differ by a factor 2
+    sizes = np.zeros((num_keys, len(rounds.underflow), 2))  # slopes and constants
+    sizes[..., -rounds.value_sizes.shape[2] :] = rounds.value_sizes
+    B, far = int(is_big.sum()), np.where(is_big, 0.0, weights)
+    if rounds.depth < B:
+        B, far = rounds.depth + 1, np.zeros(num_keys)
+    below, above = gamma(B, u), gamma(B + 3 + rounds.count, u)
+    unseen = 4 * num_keys * (math.exp(NEGLIGIBLE[dtype]) + float(np.finfo(dtype).smallest_normal))
+    found = []
+    for size, loses in ((sizes[..., 1], True), (sizes[..., 0], rounds.value_sizes.shape[2] > 1)):
+        largest = size.max(axis=0)
+        mean = np.minimum((weights - far) @ size, largest) + far @ size
+        small = 2 * (far @ size + far.sum() * largest)
+        of_sums = (above * (1 + below) + below) * mean + small + unseen * largest
+        of_sums = of_sums * (1 + 2 * u) * (1 + 4 * UNIT_ROUNDOFF["float64"] * (num_keys + 16))  # a cast; the sums here
+        found.append(up(of_sums + rounds.underflow, 4) if loses else np.zeros_like(of_sums))
+    return np.stack(found)
 
 
 def _affine(constant: Enclosed, slopes: Enclosed | None, side: int, R: float) -> tuple[Interval, Interval]:
@@ -86,8 +157,18 @@ def _affine(constant: Enclosed, slopes: Enclosed | None, side: int, R: float) ->
     return interval(constant) + slope * R, slope
 
 
-def _limit(head: SoftHead[Enclosed], side: int, R: float) -> tuple[Interval, Interval, Float[np.ndarray, " outputs"]]:
-    """Return (start, slopes, remainder): the head is start + slopes·t, up to the remainder."""
+@dataclass(frozen=True, eq=False)
+class _Limit:
+    """A head is start + slopes·t on the half-line, up to the remainder; its weights are at most `weights`."""
+
+    start: Interval
+    slopes: Interval
+    remainder: Float[np.ndarray, " outputs"]
+    weights: Float[np.ndarray, " keys"]
+
+
+def _limit(head: SoftHead[Enclosed], side: int, R: float, errors: _ScoreErrors | None) -> _Limit:
+    """Return the limit of a head by its exact weights, or by those that an engine computes."""
     offsets, steepness = _affine(head.offsets, head.slopes, side, R)
     start, slopes = _affine(head.values, head.carried, side, R)
     best = int(np.argmax(steepness.lo))
@@ -95,20 +176,28 @@ def _limit(head: SoftHead[Enclosed], side: int, R: float) -> tuple[Interval, Int
     top[best] = True  # if its enclosure is not a point, it is the only key of T
     weights = _softmax(offsets[top])
     mean, slope = _mean(weights, start[top]), _mean(weights, slopes[top])
+    largest = np.ones(len(top))
+    if errors is not None and not all(is_same_number(part[top], part[best]).all() for part in (start, slopes)):
+        raise InputError("keys with different values win together on the half-line: rounding moves their average")
     if top.all():
-        return mean, slope, np.zeros(mean.shape)
+        return _Limit(mean, slope, np.zeros(mean.shape), largest)
     # log Σ_T e^{offset} is the offset of any key of T minus the logarithm of its weight.
     first = int(np.argmax(offsets[top].lo))
     reference = offsets[top][first] - elementary.log(weights[first])
     gaps = (Interval.point(steepness.lo[best]) - steepness[~top]).lo[:, None]
+    lead = offsets[~top] - reference
+    if errors is not None:
+        lead = lead + Interval.point(up(errors.start[~top] + errors.start[top].max()))
+        gaps = down(gaps - up(errors.growth[~top] + errors.growth[top].max())[:, None])
     with np.errstate(under="ignore", over="ignore", invalid="ignore", divide="ignore"):
-        shares = elementary.exp(offsets[~top] - reference).hi
+        shares = elementary.exp(lead).hi
         at_start, growth = (start[~top] - mean).mag, (slopes[~top] - slope).mag
         when = np.where(growth > 0, np.maximum(0.0, 1 / gaps - at_start / growth), 0.0)
         size = up(up(at_start + up(growth * when)) * np.exp(-gaps * when), 64)
         size = np.where(gaps > 0, size, np.where((at_start == 0) & (growth == 0), 0.0, np.inf))
         total = np.where(size == 0, 0.0, shares[:, None] * size).sum(axis=0)
-    return mean, slope, up(total * (1 + 2.0**-52 * (len(shares) + 4)))
+    largest[~top] = np.where(gaps[:, 0] > 0, np.minimum(shares, 1.0), 1.0)
+    return _Limit(mean, slope, up(total * (1 + 2.0**-52 * (len(shares) + 4))), largest)
 
 
 def _softmax(scores: Interval) -> Interval:

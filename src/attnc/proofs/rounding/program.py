@@ -13,6 +13,7 @@ of an axis, so a sum of products counts as a sum of at least three terms.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -38,6 +39,10 @@ from attnc.proofs.stages.extraction import (
     query_heads,
     value_forms,
 )
+
+FAR_FROM_OVERFLOW = 2.0**-24
+"""The share of the largest number below which all numbers of an engine stay on a half-line. The checker asks for it:
+sums of 2^21 terms then do not overflow."""
 
 
 @dataclass(frozen=True)
@@ -182,10 +187,10 @@ class ScoreRoundings:
 class HeadRoundings:
     """The effect of rounding on one head, at x, with n(x) = 1 + Σ|x_i|. Errors and sizes are forms of (|x|, 1).
 
-    A computed score is within score_errors + score_underflow·n(x)² of the exact one. The values have the sizes
-    `value_sizes` in the outputs. If no value depends on x, these have only the constant entry. Values round `count`
-    times. This does not include the sum over the keys, in which a term passes through at most `depth` additions. In
-    that sum, and in the values, underflow costs at most underflow·n(x).
+    A computed score is within score_errors + score_underflow·n(x) of the exact one, as one factor of each of its
+    products is constant. The values have the sizes `value_sizes` in the outputs. If no value depends on x, these have
+    only the constant entry. Values round `count` times. This does not include the sum over the keys, in which a term
+    passes through at most `depth` additions. In that sum, and in the values, underflow costs at most underflow·n(x).
     """
 
     score_errors: Float[np.ndarray, "keys forms"]
@@ -201,8 +206,8 @@ class HeadRoundings:
 class Roundings:
     """The effect of rounding on a stage. Its residual and constants have these sizes, forms of (|x|, 1).
 
-    They round `count` times. No intermediate number is larger than peak·n(x)². `peak` is 0 if overflow is excluded
-    elsewhere.
+    They round `count` times. No number of an engine is larger than peak·n(x)^degree. `peak` is 0 if overflow is
+    excluded elsewhere.
     """
 
     dtype: str
@@ -211,10 +216,17 @@ class Roundings:
     count: int
     underflow: float
     peak: float = 0.0
+    degree: int = 2
 
     @property
     def unit(self) -> float:
         return UNIT_ROUNDOFF[self.dtype]
+
+    @property
+    def reach(self) -> float:
+        """The largest power of two up to which |x| makes no number overflow, with FAR_FROM_OVERFLOW to spare."""
+        largest = FAR_FROM_OVERFLOW * float(np.finfo(self.dtype).max) / max(1.0, self.peak)
+        return float(2.0 ** (math.floor(math.log2(largest) / self.degree) - 1))
 
 
 def sizes_at(forms: Float[np.ndarray, "outputs forms"], reach: Float[np.ndarray, "boxes d"]) -> np.ndarray:
@@ -282,7 +294,15 @@ class _Counted:
             heads = [self._row(size, signed, softmax, group) for size, signed in pairs if softmax is not None]
         tiny = self.least_normal * (before.terms + gain.terms + 1) * before.factor * gain.factor
         sizes, count = affine_part(self.sizes, group).largest(len(group.outputs)), after + residual_count
-        return Roundings(self.dtype, tuple(heads), sizes, count + self.casts_input, tiny, self.peak)
+        count += self.casts_input
+        return Roundings(self.dtype, tuple(heads), sizes, count, tiny, self.peak, self.degree)
+
+    @property
+    def degree(self) -> int:
+        """2 if a product of a query and a key, even of one that no output needs, has two factors that move; or 1."""
+        softmax = self.sizes.softmax
+        heads = softmax.heads if isinstance(softmax, AttentionStage) else ()
+        return 2 if any(_moving(head.queries) & _moving(head.keys) for head in heads) else 1
 
     @cached_property
     def peak(self) -> float:
@@ -390,6 +410,12 @@ class _Counted:
         )
         query = self._with_cast(query, lambda: signed.query.entries)
         return ScoreRoundings(query, key_table.reshape(p, d_k), own, sizes, num_active)
+
+
+def _moving(form: EnclosedForm) -> set[int]:
+    """The columns in which an entry depends on the input."""
+    rows = form.entries.row[form.entries.column < form.num_variables]
+    return set(np.unique(rows % max(1, form.shape[1])).tolist())
 
 
 def _score_counts(size: QueryHead, query: RoundingForm, keys: RoundingForm) -> tuple[np.ndarray, np.ndarray, int]:

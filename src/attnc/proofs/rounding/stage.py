@@ -110,7 +110,7 @@ def _with_heads(
     for found in of_heads:
         total = up(total + up(found, 2))
     with np.errstate(over="ignore"):
-        overflows = ~(up(roundings.peak * np.square(n), 2) < np.finfo(roundings.dtype).max / 4)
+        overflows = ~(up(roundings.peak * n**roundings.degree, 2) < np.finfo(roundings.dtype).max / 4)
     return np.where(overflows, np.inf, total)
 
 
@@ -182,7 +182,7 @@ def _largest_delta(rounds: HeadRoundings, reach: Float[np.ndarray, "1 d"]) -> fl
 
 def _deltas(rounds: HeadRoundings, reach: np.ndarray, keys: np.ndarray | slice, rows: np.ndarray | int) -> np.ndarray:
     """Return δ of keys on boxes, for index arrays of one shape."""
-    size = np.square(1 + reach.sum(axis=1))[rows]
+    size = (1 + reach.sum(axis=1))[rows]
     total = rounds.score_errors[keys, -1] + rounds.score_underflow[keys] * size
     for axis in range(reach.shape[1]):
         total = total + rounds.score_errors[keys, axis] * reach[rows, axis]
@@ -258,7 +258,7 @@ class _WeightErrors:
         if fine is None:
             return _deltas(rounds, self.reach, key, boxes[row])
         at = np.concatenate([self.reach, np.ones((len(self.reach), 1))], axis=1)
-        known = rounds.score_underflow[key] * np.square(at[boxes].sum(axis=1))[row]
+        known = rounds.score_underflow[key] * at[boxes].sum(axis=1)[row]
         of_query, score = at[boxes] @ fine.query.T, np.abs(at_centre) + self.near.slack
         for j in np.flatnonzero(fine.query.any(axis=1)):
             part = fine.keys[key, j]

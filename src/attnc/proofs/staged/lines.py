@@ -150,7 +150,7 @@ class Channel:
             )
         rounds = tuple(self._flat_roundings(number, argument, carrier is None) for number in self.numbers)
         beside = float(up(gamma(self.roundings.count, self.roundings.unit) * self._added_size, 4))
-        peak = float(up(self.roundings.peak * (1 + self._reach.sum()) ** 2, 8))
+        peak = float(up(self.roundings.peak * (1 + self._reach.sum()) ** self.roundings.degree, 8))
         return HeadLine(heads, float(up(sum(offs), len(offs))), rounds, beside, peak, self.roundings.dtype)
 
     def fixed_size(self, carrier: StateForm) -> float:
@@ -202,7 +202,7 @@ class Channel:
         checker uses the same sizes.
         """
         rounds, reach, n = self.roundings.heads[number], self._reach, 1 + self._reach.sum()
-        lost = up(rounds.score_underflow * n**2, 8)
+        lost = up(rounds.score_underflow * n, 8)
 
         def with_lost(rows: Float[np.ndarray, "keys forms"]) -> np.ndarray:
             return np.concatenate([rows[:, :-1], up(rows[:, -1] + lost)[:, None]], axis=1)
