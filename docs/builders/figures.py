@@ -7,7 +7,7 @@ import runpy
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -65,8 +65,13 @@ def draw_spectral(path: Path) -> None:
     attnc.compile("x*sin(3*x)", {"x": (-2, 2)}, 1e-3, construction="spectral_grid").plot(path)
 
 
+def rates() -> dict[str, Any]:
+    """Return the names of examples/rates.py, which measures and draws the rates."""
+    return runpy.run_path(str(EXAMPLES / "rates.py"), run_name="rates")
+
+
 def draw_rates(path: Path) -> None:
-    runpy.run_path(str(EXAMPLES / "rates.py"), run_name="rates")["draw"](path)
+    rates()["draw"](path)
 
 
 class DrawnHead(NamedTuple):

@@ -24,7 +24,7 @@ from attnc import constructions, planning
 from attnc.constructions.construction import Request
 from attnc.constructions.fitting.clips import ClipLayer
 from attnc.wording import ceiling
-from figures import figures, optimise
+from figures import figures, optimise, rates
 from subjects import HAT, PAIR, SEQUENCE, SPIKE, SPIKE_BOX, WAVE, WAVE_BOX, observe, small_mlp, sweeps
 from transcripts import cli
 
@@ -76,7 +76,7 @@ def max_affine_lp() -> str:
         ("sign(x+y)", "[−1, 1]²", [(-1, 1)] * 2, 1, 0.5),
         (WAVE, "[−3, 3]²", WAVE_BOX, 2, 0.3),
     ]:
-        net = attnc.compile(text, box, eps, norm=p)
+        net = attnc.compile(text, box, eps, norm=p, construction="max_affine")
         layer = next((t.value for t in net.certificate.terms if t.name in ("boundary layer", "jump")), None)
         rows.append((f"`{text}`", name, f"L{p}", eps, f"{net.num_anchors:,}", *claims(net)[:2], figure_of(layer)))
     return markdown(("f", "box", "norm", "eps", "anchors", "bound (proven)", "observed", "where f jumps"), rows)
@@ -350,9 +350,8 @@ def plan_refusal() -> str:
 
 
 def rates_table() -> str:
-    import rates  # beside this script
-
-    return markdown(rates.HEADER, rates.rows())
+    measured = rates()
+    return markdown(measured["HEADER"], measured["rows"]())
 
 
 TABLES: dict[str, Callable[[], str]] = {
