@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import shlex
 from pathlib import Path
@@ -212,6 +213,14 @@ def test_out_is_checked_before_the_work(refused, tmp_path: Path, monkeypatch) ->
     assert (tmp_path / "file").read_text() == (tmp_path / "folder" / "thesis.tex").read_text() == "mine"
 
 
+def test_a_folder_that_may_not_be_written_to_is_refused_before_the_work(refused, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
+    monkeypatch.setattr(attnc, "compile", lambda *_, **__: pytest.fail("compiled"))
+    for option, name in (("--out", "net"), ("--plot", "net.svg")):
+        message = refused("compile", "x", "--box", "x=0:1", option, tmp_path / name)
+        assert "may not be written to. Choose another one, or change its permissions" in message
+
+
 def test_a_saved_network_is_replaced_only_by_force(run, refused, tmp_path: Path, monkeypatch) -> None:
     command = ("compile", "x", "--box", "x=0:1", "--out", f"{tmp_path}/net/")
     assert run(*command, "--eps", "0.5").code == 0
@@ -297,7 +306,7 @@ def test_the_plan_of_a_table_and_its_options(run, refused, tmp_path: Path) -> No
     rows = run("plan", "--csv", table, "--inputs", "x", "--output", "z", "--eps", "1e-3", "--json").json
     assert rows[0]["name"].startswith("table_")
     assert rows[0]["why_not"] is None
-    assert "nothing to compile" in refused("plan")
+    assert "there is no function" in refused("plan")
     command = ("plan", "sin(x)*y", "--box", "x=-1:1", "--box", "y=-1:1", "--eps", "0.1", "--json")
     for criterion in ("anchors", "layers"):
         costs = [row[criterion] for row in run(*command, "--criterion", criterion).json if row["why_not"] is None]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +30,12 @@ def surface(tmp_path: Path) -> Path:
 
 def compiled(run, surface: Path, *options: str | Path, output: str = "z") -> Ran:
     return run("compile", "--csv", surface, "--inputs", "x,y", "--output", output, *options)
+
+
+def test_a_dash_is_standard_input(run, surface: Path, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(surface.read_bytes())))
+    ran = run("compile", "--csv", "-", "--inputs", "x,y", "--output", "z", "--eps", "1e-2", "--json")
+    assert ran.json["num_points"] == 108
 
 
 def test_from_file_to_saved_network_and_back(run, surface: Path, tmp_path: Path):
@@ -157,7 +165,7 @@ def test_options_that_do_not_go_together(refused, tmp_path: Path):
     path.write_text("x,z\n1,2\n2,3\n")
     table = ("--csv", path, "--inputs", "x", "--output", "z")
     for arguments, message in (
-        ((), "nothing to compile: give an expression, or a table with --csv FILE"),
+        ((), "there is no function: give an expression, or a table with --csv FILE"),
         (("x", *table), "give an expression or a table, not both"),
         ((*table, "--box", "x=0:1"), "--box x=0:1: the box of a table is that of its points"),
         (("--csv", path, "--output", "z"), "--csv needs --inputs: the names of columns, e.g. --inputs x,y"),

@@ -32,7 +32,9 @@ def test_a_picture_elsewhere_and_of_another_output(run, refused, pair: Path, tmp
     ran = run("plot", pair, "--out", picture, "--output-index", "1", "--json")
     assert ran.json["out"] == str(picture)
     assert picture.read_bytes().startswith(b"\x89PNG")
-    assert "output must be from 0 to 1" in refused("plot", pair, "--out", picture, "--output-index", "2")
+    assert "there is no output 2: the network has 2 outputs" in refused(
+        "plot", pair, "--out", picture, "--output-index", "2"
+    )
     assert "must end in" in refused("plot", pair, "--out", tmp_path / "p.txt")
     assert "does not exist" in refused("plot", tmp_path / "nowhere", "--out", picture)
 

@@ -225,7 +225,8 @@ def test_usage_errors_exit_2(run) -> None:
     for arguments, message in (
         (["nonsense"], "No such command"),
         (["eval"], "Missing argument"),
-        (["compile"], "nothing to compile"),
+        (["compile"], "there is no function: give an expression"),
+        (["compile", "x", "--box", "x=0:1", "--norm", "abc"], "'abc' is not inf or a number p ≥ 1"),
         (["info"], "Missing argument"),
         (["compile", "x", "y", "--box", "x=0:1"], "unexpected extra argument"),
         (["compile", "x", "--box", "x=-1:1", "-eps", "0.1"], "No such option"),

@@ -55,7 +55,7 @@ def _run(arguments: list[str]) -> int:
     except OSError as error:
         if isinstance(error, BrokenPipeError):
             return CLOSED_PIPE
-        _report(FileError(f"{error.strerror or error}"), as_json=False)  # output cannot be written
+        _report(FileError(f"cannot write the output: {error.strerror or error}"), as_json=False)
         return BAD_INPUT
     except SystemExit as ending:
         # typer and rich end the program themselves; the cause is the exception's context.

@@ -12,7 +12,7 @@ from attnc.cli.options import Command, Json, completed, one_of, optional
 from attnc.cli.output import plain_table, print_json, print_parts, progress_bar
 from attnc.cli.tables import read_examples
 from attnc.errors import InputError
-from attnc.wording import one_line
+from attnc.wording import one_line, plural
 
 if TYPE_CHECKING:
     import numpy as np
@@ -54,7 +54,11 @@ def icl_command(
     ],
     csv: Annotated[
         Path,
-        typer.Option("--csv", metavar="FILE", help="The table: a CSV file whose first line names the columns."),
+        typer.Option(
+            "--csv",
+            metavar="FILE",
+            help="The table: a CSV file whose first line names the columns; - is standard input.",
+        ),
     ],
     output: Annotated[str, typer.Option(metavar="Z", help="The column to predict.")],
     inputs: Annotated[
@@ -232,7 +236,9 @@ def _print(report: dict[str, Any]) -> None:
     from rich.text import Text
 
     print_parts(
-        Text.assemble((report["name"], "bold"), f" on {report['rows']:,} rows of {report['features']} features")
+        Text.assemble(
+            (report["name"], "bold"), f" on {plural(report['rows'], 'row')} of {plural(report['features'], 'feature')}"
+        )
     )
     if "coefficients" in report:
         table = plain_table("column", "by attention", "scikit-learn", "difference")
@@ -241,8 +247,8 @@ def _print(report: dict[str, Any]) -> None:
             ours, theirs = row["attention"], row["scikit_learn"]
             table.add_row(Text(one_line(row["name"])), f"{ours:.10g}", f"{theirs:.10g}", f"{ours - theirs:.1e}")
         print_parts(table)
-    size = f"{report['layers']:,} layers, {report['attention_layers']:,} of attention, over a prompt of "
-    size += f"{report['prompt_rows']:,} rows; {report['stored_parameters']:,} numbers stored"
+    size = f"{plural(report['layers'], 'layer')}, {report['attention_layers']:,} of attention, over a prompt of "
+    size += f"{plural(report['prompt_rows'], 'row')}; {plural(report['stored_parameters'], 'number')} stored"
     facts = [("program", size)]
     if "largest_difference" in report:
         found = report["largest_difference"].items()
@@ -257,7 +263,7 @@ def _print(report: dict[str, Any]) -> None:
         facts.append(("gradient at the end", f"{report['gradient_norm']:.3g}"))
     if "loss" in report:
         losses = [point["loss"] for point in report["loss"]]
-        curve = f"{sparkline(losses)}  {losses[0]:.6g} → {losses[-1]:.6g}, {report['steps']:,} steps"
+        curve = f"{sparkline(losses)}  {losses[0]:.6g} → {losses[-1]:.6g}, {plural(report['steps'], 'step')}"
         facts.append(("loss per layer", curve))
     lines = [Text.assemble((f"{title}: ", "cyan"), text) for title, text in facts]
     lines += [Text(f"warning: {one_line(message)}", "yellow") for message in report["warnings"]]

@@ -55,7 +55,10 @@ Norm = Annotated[
 Table = Annotated[
     Path | None,
     typer.Option(
-        "--csv", metavar="FILE", help="A CSV file with a table, instead of an expression.", show_default=False
+        "--csv",
+        metavar="FILE",
+        help="A CSV file with a table, instead of an expression; - is standard input.",
+        show_default=False,
     ),
 ]
 Inputs = Annotated[str | None, typer.Option(metavar="X,Y", help="The input columns of the table.", show_default=False)]
@@ -220,13 +223,12 @@ def read_box(given: Sequence[str]) -> dict[str, tuple[float, float]]:
     return ranges
 
 
-def read_number(text: str, where: str) -> float:
+def read_number(text: str, where: str, wanted: str = "a number such as 0.5, 1e-3 or 2*pi") -> float:
     """Read a number, or a constant such as 2*pi, by the parser of expressions."""
     import numpy as np
 
     from attnc.targets.expressions.expression import Expression
 
-    wanted = "a number such as 0.5, 1e-3 or 2*pi"
     text = text.strip()
     if re.fullmatch(r"[+-]?(inf|infinity|nan)", text, re.IGNORECASE):
         raise InputError(f"{where}: {text} is not finite; expected {wanted}")
@@ -284,4 +286,4 @@ def read_counts(text: str) -> tuple[int, ...] | int:
 
 def read_norm(text: str) -> float | str:
     """Read "inf", or a number for an L_p norm."""
-    return text if text == "inf" else read_number(text, f"--norm {text}")
+    return text if text == "inf" else read_number(text, f"--norm {text}", "inf or a number p ≥ 1")

@@ -6,7 +6,9 @@ import csv
 import io
 import math
 import re
+import sys
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,7 +39,7 @@ def read_source(
                 raise InputError(f"{option} names columns of a table: give the table too, with --csv FILE")
         if expression is None:
             raise InputError(
-                "nothing to compile: give an expression, or a table with --csv FILE --inputs X,Y --output Z"
+                "there is no function: give an expression, or a table with --csv FILE --inputs X,Y --output Z"
             )
         return expression, read_box(box)
     if expression is not None:
@@ -139,12 +141,13 @@ def _names(option: str, given: str | None) -> tuple[str, ...]:
 
 
 def read_text(path: Path, max_bytes: int, remedy: str) -> str:
-    """Read a UTF-8 file of at most `max_bytes` bytes; `remedy` is the advice about a longer one."""
+    """Read a UTF-8 file of at most `max_bytes` bytes, or standard input for "-"; `remedy` is for a longer one."""
     try:
-        size = path.stat().st_size
+        is_input = str(path) == "-"
+        size = 0 if is_input else path.stat().st_size
         if size > max_bytes:
             raise FileError(f"{path}: {size:,} bytes, more than the {max_bytes:,} that are read; {remedy}")
-        with path.open("rb") as file:
+        with nullcontext(sys.stdin.buffer) if is_input else path.open("rb") as file:
             raw = file.read(max_bytes + 1)
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror or error}") from None

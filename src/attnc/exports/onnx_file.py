@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnc.errors import FileError, InputError, MissingExtra
-from attnc.exports.safe_files import Path, write_file_whole
+from attnc.exports.safe_files import Path, why_not_into, write_file_whole
 from attnc.ir.layers import EVERY_QUERY, Mask
 from attnc.ir.normal_form import FloatForm, FoldedHead, SoftmaxStage, Stage, normal_form
 from attnc.ir.program import Program
@@ -157,9 +157,9 @@ def _checked_target(path: Path) -> str:
         target = os.path.realpath(path)
     except (OSError, ValueError) as error:  # a link to itself; a NUL in the path
         raise FileError(f"cannot write {os.fspath(path)!r}: {error}") from error
-    parent = os.path.dirname(target)
-    if not os.path.isdir(parent):
-        raise FileError(f"cannot write {os.fspath(path)!r}: the folder {parent!r} does not exist. Create it first.")
+    reason = why_not_into(os.path.dirname(target))
+    if reason is not None:
+        raise FileError(f"cannot write {os.fspath(path)!r}: {reason}")
     if os.path.lexists(target) and not os.path.isfile(target):
         raise FileError(f"cannot write {os.fspath(path)!r}: it exists and is not a file. Choose another name.")
     return target

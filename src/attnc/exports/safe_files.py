@@ -391,10 +391,17 @@ def why_not_writable(path: Path, kind: FolderKind) -> str | None:
         found = "a file, not a folder" if os.path.isfile(stripped) else "neither a file nor a folder"
     if found:
         return f"{given!r} is {found}. Choose another name, or remove it first."
-    parent = os.path.dirname(stripped) or os.curdir
-    if not os.path.isdir(parent):
-        problem = "is not a folder" if os.path.lexists(parent) else "does not exist"
-        return f"the folder {parent!r} {problem}. Create it first."
+    return why_not_into(os.path.dirname(stripped))
+
+
+def why_not_into(folder: str) -> str | None:
+    """Return why nothing can be written into a folder and what to do, or None if it can. "" is the current folder."""
+    folder = folder or os.curdir
+    if not os.path.isdir(folder):
+        problem = "is not a folder" if os.path.lexists(folder) else "does not exist"
+        return f"the folder {folder!r} {problem}. Create it first."
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return f"the folder {folder!r} may not be written to. Choose another one, or change its permissions."
     return None
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnc.errors import FileError, InputError
-from attnc.exports.safe_files import write_file_whole
+from attnc.exports.safe_files import why_not_into, write_file_whole
 from attnc.plots.one_variable import draw_lines
 from attnc.plots.style import require_matplotlib
 from attnc.plots.subject import PlotSubject, TargetLike, along_variable, cut, ridge_lines
@@ -41,10 +41,9 @@ def check_picture(path: str | os.PathLike[str]) -> Path:
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
         raise InputError(f"cannot plot to {str(path)!r}: the name must end in {', '.join(SUFFIXES)}")
-    if not path.parent.is_dir():
-        raise FileError(
-            f"cannot plot to {str(path)!r}: the folder {str(path.parent)!r} does not exist. Create it first."
-        )
+    reason = why_not_into(str(path.parent))
+    if reason is not None:
+        raise FileError(f"cannot plot to {str(path)!r}: {reason}")
     if path.is_dir():
         raise FileError(f"cannot plot to {str(path)!r}: it is a folder")
     require_matplotlib()

@@ -92,7 +92,7 @@ class PlotSubject:
     def of(cls, network: Network, target: TargetLike | None, output: int) -> PlotSubject:
         outputs, is_clip = math.prod(network.program.output_shape), network.construction.startswith("truncated_linear")
         if not 0 <= output < outputs:
-            raise InputError(f"output must be from 0 to {outputs - 1}, found {output}")
+            raise InputError(f"there is no output {output}: the network has {plural(outputs, 'output')}, from 0 on")
         if target is not None and not callable(target):
             raise InputError(f"target: expected a Target or a function, found a {type(target).__name__}")
         clip = Clip.of(target) if isinstance(target, TruncatedLinear) else read_clip(network) if is_clip else None
