@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
+from attnc import doctor
 from attnc.cli import main
 from attnc.proofs import observed
 
@@ -49,8 +50,10 @@ def blocks(page: Path, language: str) -> list[Block]:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The observed error by fewer samples: it is no part of what is tested here."""
+    """The observed error and the doctor's figures by fewer samples: they are no part of what is tested here."""
     monkeypatch.setattr(observed, "MAX_SAMPLES", 500)
+    monkeypatch.setattr(doctor, "STRIDE", 2**14)
+    monkeypatch.setattr(doctor, "EXP_SAMPLES", 2**10)
 
 
 def test_the_parser_finds_blocks() -> None:

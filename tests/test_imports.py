@@ -33,7 +33,7 @@ LEVELS = (
     {"loading", "planning", "refusing", "certifying"},
     {"compiling"},
     {"converting"},
-    {"demo", "cli", "__main__"},
+    {"demo", "doctor", "cli", "__main__"},
 )
 """Lowest first. A part imports from the levels below its own and from itself, never from a neighbour on its level."""
 PROGRAMS = LEVELS[-1]

@@ -41,6 +41,7 @@ def cli() -> dict[str, Callable[[], str]]:
         "cli-export": lambda: transcript("attnc export net --to onnx --out net.onnx"),
         "cli-bad": lambda: transcript('attnc compile "log(x)" --box x=-1:1', "attnc eval net x=4 y=0"),
         "cli-not-met": lambda: transcript(f"{wave} --max-anchors 100 --construction max_affine"),
+        "cli-doctor": lambda: transcript("attnc doctor"),
         "cli-verify": lambda: transcript("attnc verify net", "attnc eval net x=0.5 y=pi/4"),
         "plan-expression": lambda: transcript('attnc plan "exp(sin(x)*y)" --box x=-2:2 --box y=-2:2 --eps 1e-6'),
         "plan-all": lambda: transcript('attnc plan "sin(x)+cos(y)" --box x=-3:3 --box y=-3:3 --eps 0.1'),

@@ -19,6 +19,7 @@ from attnc.constructions.construction import MAX_ANCHORS, MAX_BYTES, Request, ex
 from attnc.errors import BoundNotMet, real_number
 from attnc.exports.tensors import encode
 from attnc.network import Network
+from attnc.numerics.arithmetic import require_no_fault
 from attnc.numerics.threads import one_thread
 from attnc.planning import candidates, fitted
 from attnc.refusing import not_met, rounding_of, with_reachable
@@ -121,6 +122,7 @@ def compile(  # the public name; this module does not need the builtin
     >>> coarse.eps is None, coarse.num_anchors, coarse.certificate.bound > 0.1
     (True, 9, True)
     """
+    require_no_fault()
     if eps is None and points_per_axis is None:
         eps = DEFAULT_EPS
     request = Request(

@@ -21,6 +21,7 @@ from attnc.ir.program import Program, require_shapes, split_columns
 from attnc.ir.reference import evaluate_recorded
 from attnc.ir.rounding import evaluation_error
 from attnc.ir.spec import check
+from attnc.numerics.arithmetic import warn_of_fault
 from attnc.numerics.arrays import Float
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.proofs.certificate import Certificate
@@ -481,6 +482,7 @@ class Network:
 
     def _checked(self, inputs: tuple[Any, ...], outside: str) -> tuple[np.ndarray, ...]:
         """Return the inputs as arrays of floats, in the box or moved there; raise InputError if they do not fit."""
+        warn_of_fault()
         if outside not in OUTSIDE:
             raise InputError(f"outside must be one of {', '.join(OUTSIDE)}; found {outside!r}")
         arrays, shapes = [_as_floats(given) for given in inputs], self.program.input_shapes

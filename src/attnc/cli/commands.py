@@ -497,6 +497,30 @@ def _print_conversion(report: Report, out: Path) -> None:
     print_parts(table, *(Text(one_line(line)) for line in report.remarks()), Text(f"saved {out}"))
 
 
+@app.command("doctor", cls=Command, epilog="Example:\n\nattnc doctor")
+def doctor_command(json_output: Json = False) -> None:
+    """Measure whether the engines on this machine keep the assumptions of certificates.
+
+    The exit code is 0 if all installed engines keep them, and 1 if one does not.
+    """
+    from rich.text import Text
+
+    from attnc.doctor import COLUMNS, examine, missing, remarks
+
+    with progress_bar("measuring") as progress:
+        examined = examine(progress)
+    if json_output:
+        facts = {"holds": all(each.holds for each in examined), "missing": missing()}
+        print_json(facts | {"engines": [each.as_json() for each in examined]})
+    else:
+        table = plain_table("engine", "version", "arithmetic", *COLUMNS, left=3, is_tight=True)
+        for each in examined[:-1]:  # the prover is last, and has a sentence
+            style = "" if each.holds else "bold red"
+            table.add_row(each.name, one_line(each.version), each.dtype, *each.cells(), style=style)
+        print_parts(table, *(Text(sentence) for sentence in remarks(examined)))
+    raise typer.Exit(0 if all(each.holds for each in examined) else 1)
+
+
 @app.command("demo", cls=Command, epilog="Example:\n\nattnc demo --out demo")
 def demo_command(
     out: Annotated[Path, typer.Option(metavar="DIR", help="The folder for the pictures.")] = Path("demo"),

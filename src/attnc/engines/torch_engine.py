@@ -22,6 +22,7 @@ from attnc.errors import InputError, MissingExtra
 from attnc.ir.normal_form import AttentionStage, FloatForm, FoldedHead, SoftmaxStage, normal_form
 from attnc.ir.program import Program, require_shapes
 from attnc.ir.summing import BLOCK
+from attnc.numerics.arithmetic import warn_of_fault
 
 try:
     import torch
@@ -85,6 +86,8 @@ class TorchNetwork(nn.Module):
         return self.output.constant.dtype
 
     def forward(self, *inputs: Tensor) -> Tensor:
+        if not torch.compiler.is_compiling():
+            warn_of_fault()
         given = self._variables(inputs)
         u = given.clamp(self.least, self.most) if self.is_limited else given
         is_trained = torch.is_grad_enabled() and any(buffer.requires_grad for buffer in self.buffers())

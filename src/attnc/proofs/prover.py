@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from attnc.errors import ProgramError
 from attnc.ir.layers import Affine
 from attnc.ir.program import Program
+from attnc.numerics.arithmetic import require_no_fault
 from attnc.proofs.cells.branching import Budget
 from attnc.proofs.proof import Proof
 from attnc.targets.parts.part import Derivation
@@ -25,6 +26,8 @@ class ProofRequest(Budget):
     `observed` is an error that was seen. No bound can be below it, and bounds much closer to it are not sought. `eps`
     is the error that was asked for. Bounds far below it are not sought. `derivation` states a function for every head.
     It is checked, not trusted. `has_theorem` is true if a theorem of the construction bounds the error already.
+
+    In a thread whose arithmetic is not the one that proofs rest on, no request can be made: InputError.
     """
 
     p: float = math.inf
@@ -34,6 +37,9 @@ class ProofRequest(Budget):
     truncation: float = 0.0  # an error of engines besides rounding, in any output
     derivation: Derivation | None = None
     has_theorem: bool = False
+
+    def __post_init__(self) -> None:
+        require_no_fault()
 
 
 class Prover(abc.ABC):
