@@ -117,10 +117,13 @@ def test_every_page_is_in_the_index() -> None:
         assert page.name == "README.md" or f"({page.name})" in index
 
 
-def test_figures_are_small_and_used() -> None:
+def test_figures_are_small_and_used_and_have_a_maker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs/builders"))
+    makers = runpy.run_path(str(ROOT / "docs/builders/figures.py"), run_name="figures")["figures"]()
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     for figure in (ROOT / "docs/figures").glob("*.png"):
         assert f"figures/{figure.name})" in text, f"{figure.name} is on no page"
+        assert figure.stem in makers, f"{figure.name} is drawn by no script"
         assert figure.stat().st_size < (150_000 if figure.stem == "demo" else 120_000), figure.name
 
 

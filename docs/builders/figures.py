@@ -70,6 +70,13 @@ def rates() -> dict[str, Any]:
     return runpy.run_path(str(EXAMPLES / "rates.py"), run_name="rates")
 
 
+def draw_loss(path: Path) -> None:
+    from attnc.plots import plot_loss
+    from incontext_figures import ridge_of_diabetes
+
+    plot_loss(ridge_of_diabetes()[0], path)
+
+
 def draw_rates(path: Path) -> None:
     rates()["draw"](path)
 
@@ -185,6 +192,7 @@ def figures() -> dict[str, Callable[[Path], None]]:
         "spectral_grid": draw_spectral,
         "compose": draw_compose,
         "rates": draw_rates,
+        "incontext_loss": draw_loss,
     }
 
 

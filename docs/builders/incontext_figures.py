@@ -24,15 +24,20 @@ def standardised(X: np.ndarray) -> np.ndarray:
     return (X - X.mean(axis=0)) / X.std(axis=0)
 
 
-def agreement() -> None:
+def ridge_of_diabetes() -> tuple[Ridge, linear_model.Ridge]:
     X, y = load_diabetes(return_X_y=True)
-    ours, theirs = Ridge().fit(standardised(X), y), linear_model.Ridge().fit(standardised(X), y)
+    return Ridge().fit(standardised(X), y), linear_model.Ridge().fit(standardised(X), y)
+
+
+def agreement() -> None:
+    ours, theirs = ridge_of_diabetes()
     print(f"ridge, diabetes          {np.abs(ours.coef_ - theirs.coef_).max():.1e}  ({ours.n_iter_} steps)")
     rng = np.random.default_rng(0)
     A = rng.normal(size=(64, 8))
     b = A @ rng.normal(size=8) + rng.normal(size=64)
     ours, theirs = LinearRegression().fit(A, b), linear_model.LinearRegression().fit(A, b)
     print(f"linear, 64 × 8           {np.abs(ours.coef_ - theirs.coef_).max():.1e}  ({ours.n_iter_} steps)")
+    X, y = load_diabetes(return_X_y=True)
     ours, theirs = Lasso().fit(X, y), linear_model.Lasso(tol=1e-14, max_iter=10**6).fit(X, y)
     same = ((ours.coef_ != 0) == (theirs.coef_ != 0)).all()
     print(f"lasso, diabetes          {np.abs(ours.coef_ - theirs.coef_).max():.1e}  (same support: {same})")

@@ -107,7 +107,7 @@ def too_many_anchors(
     least = "a larger eps" if bound is None else f"eps ≥ {round_above(bound):.2g}"
     return BoundNotMet(
         f"cannot bring the bound to eps={eps:g} for {target.describe()} on {target.box} with {name}: it needs "
-        f"{needed}, more than {limit} allow.{within} Choose {least}, a smaller box, or raise max_anchors and "
+        f"{needed}, and the limit is {limit}.{within} Choose {least}, a smaller box, or raise max_anchors and "
         "max_bytes.",
         eps=eps,
         bound=bound,
