@@ -24,7 +24,7 @@ from attnc.ir.spec import check
 from attnc.numerics.arithmetic import warn_of_fault
 from attnc.numerics.arrays import Float
 from attnc.numerics.rounding import UNIT_ROUNDOFF
-from attnc.proofs.certificate import Certificate
+from attnc.proofs.certificate import Certificate, Standing
 from attnc.proofs.observed import observed_error, sample_with_tails
 from attnc.proofs.prover import ProofRequest
 from attnc.proofs.provers import best_proof
@@ -227,7 +227,7 @@ class Network:
         return self._engine.truncation
 
     def bound(self, box: BoxLike | None = None, *, seconds: float = 30.0) -> float | None:
-        """Return the proven bound. For a part of the box, prove a new bound for these weights, which may be smaller.
+        """Return the bound of the certificate. For a part of the box, prove a new one for these weights.
 
         Parameters
         ----------
@@ -240,7 +240,8 @@ class Network:
         -------
         float or None
             None if nothing was proved, and for a part of the box of a table. If the network has no expression, or the
-            proof does not finish in time, a part has the bound of the whole box.
+            proof does not finish in time, a part has the bound of the whole box. It never has a larger one, unless a
+            file states the bound of the whole box and nobody has re-proved it here.
 
         Raises
         ------
@@ -281,7 +282,8 @@ class Network:
                 has_theorem=claim.by_leaves is not None and bool(claim.by_leaves.cuts),
             )
             proof = best_proof(self.program, target, request)
-            return claim.bound if proof is None else min(claim.bound, proof.bound)
+            if proof is not None:  # one that is only stated by a file may be smaller than the truth
+                return proof.bound if claim.standing is Standing.STATED else min(claim.bound, proof.bound)
         return claim.bound
 
     def certified_in(self, dtype: str) -> Certificate | None:

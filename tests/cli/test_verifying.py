@@ -101,6 +101,9 @@ def test_a_forged_certificate_is_stated_and_stays_so(cache: Path, net: Path) -> 
     assert standings(net) == ["stated", "stated"]
     verdict = attnc.verify(net, processes=1)
     assert not verdict["proved"]
+    forged, points = attnc.load(net), np.linspace(0.5, 1, 99)[:, None]
+    assert forged.bound() == 1e-9
+    assert forged.bound({"x": (0.5, 1.0)}) >= np.abs(forged(points) - np.sin(points[:, 0])).max() > 0.1
     assert standings(net) == ["stated", "stated"]
     assert not cache.exists()
 
