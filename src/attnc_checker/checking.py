@@ -148,7 +148,7 @@ def proof_of(claim: Claim, structure: object, tensors: dict[str, Tensor]) -> Pro
         proof = staged(claim, evidence, reduction, arithmetic)
     elif isinstance(evidence, ByLeaves) and evidence.encloses:
         reduction = links = Links(program, reach)
-        proof = by_leaves(claim, evidence, Chain.through(links, function, arithmetic, claim, evidence.cuts))
+        proof = by_leaves(claim, evidence, Chain.through(links, function, arithmetic, claim, evidence))
     else:
         reduction = Reduction(program, reach)
         prover = Prover.of(reduction.stage(), function, arithmetic)

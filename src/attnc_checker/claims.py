@@ -29,6 +29,7 @@ class ByLeaves:
     leaves: tuple[Leaf, ...]
     bounds: tuple[float, ...] | None
     cuts: Rows | None  # the points, for each variable, at which enclosure leaves are cut further
+    gap: float | None  # in enclosure leaves, rows whose scores are behind by more than this are left out
 
     @property
     def encloses(self) -> bool:
@@ -135,7 +136,9 @@ def _evidence(
         leaves = read_leaves(data["leaves"], len(ends), sides)
         are_alike = len({leaf.kind == ENCLOSURE for leaf in leaves}) == 1
         require(are_alike, "enclosure leaves are for all of a box, or for none of it")
-        return ByLeaves(leaves, field(data, "leaf_bounds", tuple[float, ...] | None), field(data, "cuts", Rows | None))
+        bounds, gap = field(data, "leaf_bounds", tuple[float, ...] | None), field(data, "gap", float | None)
+        require(gap is None or gap >= 0, f"the gap {gap} is negative")
+        return ByLeaves(leaves, bounds, field(data, "cuts", Rows | None), gap)
     if method == STAGED:
         return read_stages(data, variables)
     rows = field(data, "table", Rows | None)

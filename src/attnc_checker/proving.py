@@ -74,13 +74,14 @@ class Subject:
 
     def _prove_cell(self, leaf: Leaf, cell: Cell, pieces: int, bound: float, loose: float) -> arb:
         (level, index), box, prover = cell, self.box(cell), self.near(cell)
+        is_cut = pieces >= 2 ** len(index)  # before more than the bound is accepted
         places = zip(self.claim.variables, self.sides(cell), strict=True)
         where = ", ".join(f"{name} ∈ [{float(lo):.6g}, {float(hi):.6g}]" for name, (lo, hi) in places)
         try:
-            name = f"the {leaf.kind} leaf {where}"
-            return self.hold(name, bound, loose, lambda room: prover.error(leaf.kind, leaf.order, box, room))
+            name, allowed = f"the {leaf.kind} leaf {where}", 1 if is_cut else loose
+            return self.hold(name, bound, allowed, lambda room: prover.error(leaf.kind, leaf.order, box, room))
         except Refused:
-            if pieces < 2 ** len(index):
+            if not is_cut:
                 raise
         parts = itertools.product(*((2 * i, 2 * i + 1) for i in index))
         return most(self._prove_cell(leaf, (level + 1, part), pieces >> len(index), bound, loose) for part in parts)

@@ -99,11 +99,12 @@ class Box:
     def reach(self) -> list[arb]:
         return [(abs(c) + r).upper() for c, r in zip(self.centre, self.half, strict=True)]
 
-    def halves(self, i: int) -> Iterator[Box]:
-        """Yield the halves along the axis i."""
-        half = [*self.half[:i], self.half[i] / 2, *self.half[i + 1 :]]
-        for side in (-1, 1):
-            yield Box([*self.centre[:i], self.centre[i] + side * half[i], *self.centre[i + 1 :]], half)
+    def cut(self, i: int, place: arb) -> Iterator[Box]:
+        """Yield the parts below and above an exact place on the axis i."""
+        for a, b in ((self.centre[i] - self.half[i], place), (place, self.centre[i] + self.half[i])):
+            centre, half = [*self.centre], [*self.half]
+            centre[i], half[i] = (a + b) / 2, (b - a) / 2
+            yield Box(centre, half)
 
 
 def outward(values: Sequence[arb]) -> Range:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -51,10 +52,12 @@ def _can_win_at(winners, row, x):
     return all(lo <= value <= hi for (lo, hi), value in zip(sides, x.tolist(), strict=True))
 
 
-def test_what_is_said_of_a_box_holds_at_its_points(saved):
-    """On wide boxes, narrow ones, and between the flat parts."""
+@pytest.mark.parametrize("gap", [None, 0.0, 2.0, 20.0])
+def test_what_is_said_of_a_box_holds_at_its_points(saved, gap):
+    """On wide boxes, narrow ones, and between the flat parts, whatever gap is stated: it is a hint."""
     net = attnc.load(saved)
-    (subject,) = proof_of(*read(saved)).subjects
+    claim, *stored = read(saved)
+    (subject,) = proof_of(replace(claim, evidence=replace(claim.evidence, gap=gap)), *stored).subjects
     assert isinstance(subject.prover, Chain)
     rng, d, widths = np.random.default_rng(0), net.box.d, []
     for trial in range(60):
@@ -92,8 +95,11 @@ test_changed_certificates_are_refused = changes(
             (lambda data: data.update(bound=0.97 * data["observed"], observed=None), "the enclosure leaf x ∈"),
             (_wider, "differ in the box"),
             (lambda data: data.update(dtype="float16"), "the dtype 'float16'"),
+            (lambda data: data.update(gap=-1.0), "the gap -1.0 is negative"),
+            (lambda data: data.update(gap=1e9), "the enclosure leaf x ∈"),
         ],
         ("certificate.json", 2): [
+            (lambda data: data.update(gap="9"), "gap is '9', not a number"),
             (lambda data: data.update(cuts=[0.5]), "cuts[0] is 0.5, not a list"),
             (lambda data: data.update(cuts=[["0.5"] for _ in data["box"]]), "cuts[0][0] is '0.5', not a number"),
         ],

@@ -76,7 +76,7 @@ def test_found_is_within_claimed(tmp_path, name):
 
 @pytest.mark.slow
 def test_rows_that_the_checker_needs_are_not_left_out(tmp_path):
-    """With ten times the present AXIS_LEAK_SHARE this certificate was refused."""
+    """When the checker chose the rows for itself, this certificate was refused for some choices of the prover."""
     net = attnc.compile("sqrt(x)", {"x": (0, 1)}, 0.1, construction="two_layer", dtype="float32")
     net.save(tmp_path / "net")
     found, claimed = found_and_claimed(tmp_path / "net", "certificate.json", net.certificate)

@@ -246,7 +246,7 @@ class Certificate:
             **{name: _plain(getattr(self, name)) for name in CLAIM_FIELDS},
             "leaves": [*_plain(leaves), *([TAIL, side] for side in leaves.tails)],
             "leaf_bounds": leaves.bounds.tolist(),
-            **_stated(core=leaves.core, cuts=leaves.cuts),
+            **_stated(core=leaves.core, cuts=leaves.cuts, gap=leaves.gap),
             **({} if leaves.beyond is None else {"beyond": dataclasses.asdict(leaves.beyond)}),
             "truncation": self.truncation,
             **({} if points is None else {"points": points.count, "table": _plain(points.table)}),
@@ -351,6 +351,7 @@ def _read_leaves(data: Mapping[str, Any]) -> Leaves:
         tuple(side for _, side in tails),
         _typed(data.get("cuts", []), Rows),
         _typed(data.get("beyond"), Beyond | None),
+        _typed(data.get("gap"), float | None),
     )
 
 

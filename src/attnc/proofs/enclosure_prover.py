@@ -18,7 +18,6 @@ from attnc.proofs.cells.integral import bound_integral
 from attnc.proofs.cells.kind import Kind
 from attnc.proofs.kinds.axis_keys import AxisKind, axis_keys, row_breaks
 from attnc.proofs.kinds.enclosure import LEAK, EnclosureKind, StageEnclosure, axis_breaks
-from attnc.proofs.margins import AXIS_LEAK_SHARE
 from attnc.proofs.proof import Proof, proof_by_leaves
 from attnc.proofs.prover import ProofRequest, Prover, num_softmaxes, require_same_shapes
 from attnc.proofs.stages.extraction import stage_chain
@@ -27,6 +26,9 @@ from attnc.targets.target import Target
 MAX_DEEP_VARIABLES = 4  # cells of more variables are too many
 LOOSE_ENCLOSURE = 1.5  # no bound that is closer than this multiple is sought, even for eps
 CLOSE_NORM = 1.2  # the multiple of an L_p norm that was seen that is sought
+LEAK_SHARE = 5e-4
+"""The share of the goal that the rows which are left out on one axis may cost, `AXIS_FARTHEST` apart. Measured on the
+corpus: bounds are at most 0.3 % larger than without this cost, and with a share of 2e-3 up to 1.2 % larger."""
 MOST_ENCLOSED_CELLS = 50_000  # the most cells for an L_p norm, all of which become leaves
 
 
@@ -54,17 +56,19 @@ class EnclosureProver(Prover):
         stages = tuple(StageEnclosure.of(stage, is_first=i == 0) for i, stage in enumerate(stage_chain(program)))
         *before, last = stages
         goal = (1 + request.tolerance) * observed if eps <= observed else min(LOOSE_ENCLOSURE * observed, eps)
-        spare = min(AXIS_LEAK_SHARE * goal, 0.1 * (goal - observed)) / float(box.widths.prod()) ** (1 / p)
+        spare = min(LEAK_SHARE * goal, 0.1 * (goal - observed)) / float(box.widths.prod()) ** (1 / p)
         leak = min(0.01, max(LEAK, spare / max(last.span, goal))) if goal > 0 else LEAK
         cuts = [axis_breaks(stages[0], box, axis) for axis in range(box.d)] if before else row_breaks(last, box.d, leak)
         heads = axis_keys(stages, Interval(box.lo[None], box.hi[None]), cuts, leak)
         kind: Kind = EnclosureKind(stages, target, tuple(cuts), leak, request.truncation)
+        gap = None
         if heads is not None:
             kind = AxisKind(heads, target, request.truncation, is_single=not before)
+            gap = kind.gap
         if p < math.inf:
             budget = dataclasses.replace(request, cells=min(request.cells, MOST_ENCLOSED_CELLS))
             proof = bound_integral([kind], box, p, goal=CLOSE_NORM * observed, budget=budget)
         else:
             level = max(1, round(math.log2(2 + min(map(len, cuts))) - 2))
             proof = branch_and_bound([kind], box, goal=goal, start_level=level, budget=request)
-        return proof_by_leaves(proof, cuts=cuts)
+        return proof_by_leaves(proof, cuts=cuts, gap=gap)

@@ -51,7 +51,8 @@ class Leaves:
     """Cells that cover a box, each with a bound of its own.
 
     An infinite box of one variable has a finite `core`, which the leaves cover, and the tails beyond it in `tails`.
-    Enclosure leaves are cut further at the points `cuts`, one list for each variable. A file may leave out the bounds.
+    Enclosure leaves are cut further at the points `cuts`, one list for each variable, and leave out rows of keys whose
+    scores are behind by `gap`. A file may leave out the bounds.
 
     Attributes
     ----------
@@ -67,6 +68,8 @@ class Leaves:
         The points of further cuts, per variable.
     beyond : Beyond or None
         The rounding beyond the core; None if the tails are about exact arithmetic.
+    gap : float or None
+        The gap behind the best score from which enclosure leaves leave out rows of keys.
 
     Examples
     --------
@@ -82,9 +85,10 @@ class Leaves:
     tails: tuple[int, ...] = ()
     cuts: tuple[tuple[float, ...], ...] = ()
     beyond: Beyond | None = None
+    gap: float | None = None
 
     def __eq__(self, other: object) -> bool:
-        names = ("leaves", "core", "tails", "cuts", "beyond")
+        names = ("leaves", "core", "tails", "cuts", "beyond", "gap")
         return (
             isinstance(other, Leaves)
             and all(getattr(self, name) == getattr(other, name) for name in names)
@@ -191,6 +195,7 @@ def proof_by_leaves(
     tails: Mapping[int, float] | None = None,
     beyond: Beyond | None = None,
     cuts: Sequence[np.ndarray] = (),
+    gap: float | None = None,
 ) -> Proof:
     """Return the proof by the cells of a covering, with the bounds of tails beyond its box, by side.
 
@@ -213,5 +218,6 @@ def proof_by_leaves(
         tuple(tails),
         tuple(tuple(points.tolist()) for points in cuts),
         beyond,
+        gap,
     )
     return Proof(bound, terms, evidence, covering.complete)

@@ -5,27 +5,28 @@ on a box of its inputs the output of a link, in any engine, lies in a ball. Thes
 
 The last head of an output is analysed axis by axis. Each link may depend on only one variable x_i. The keys must be
 all combinations k = (m_1, …, m_d) of rows, one for each variable, with s_k = Σ_i s_{m_i}. Then weights are products.
-Let X_m hold the points of an interval of x_i at which row m is needed. At every point, the rows that are not needed
-have together a weight of at most ℓ_i. As f − A = Σ_k p_k (f − v_k), on a box
+Let X_m hold the points of an interval of x_i at which row m may be less than a gap g behind the best row. At every
+point, all other rows have together a weight of at most ℓ_i. As f − A = Σ_k p_k (f − v_k), on a box
     |f − A| ≤ max_k sup{|f − v_k| : x_i ∈ X_{m_i} for all i} + Σ_i ℓ_i·sup |f − v_k|.
 If scores are off by y, weights are off by e^{2y}.
 
 An interval is cut at the points in the certificate, and the box of a link is halved along the inputs that change its
-scores most. The parts are made here, side by side, so they cover the whole for any cuts.
+scores most. The parts are made here, side by side, so they cover the whole for any cuts. The certificate also states g:
+with the same g, prover and checker leave out the same rows. Any g is sound.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import partial, reduce
 
 from flint import arb, fmpq
 
 from attnc_checker.averages import Average
-from attnc_checker.claims import Claim, Rows
+from attnc_checker.claims import ByLeaves, Claim
 from attnc_checker.expressions import Function, evaluate
 from attnc_checker.files import BadFile, Refused, require
 from attnc_checker.forms import ONE, Form, Key, Terms, dense, span
@@ -38,16 +39,20 @@ from attnc_checker.rounding import Arithmetic
 from attnc_checker.vectors import Row, Vector, at, minus, most, row_of, swing, total
 
 CUTS = 4
-"""Largest number of inputs along which the box of a link is halved, once along each. attnc uses the same number."""
+"""Largest number of inputs along which the box of a link, or of the last head, is cut, once along each. attnc uses the
+same number."""
 WIDE = 4.0
 """The box of a link is halved along an input if differences of scores change by more than this from its centre."""
 LEAK = 2e-3
-"""ℓ is chosen so that ℓ·sup |f − v_k| is about this part of the bound."""
+"""If no gap is stated, a row that is left out adds at most about this part of the bound."""
 FLAT = arb(2) ** -20
-"""A link whose output changes by less than this share of its reach over an interval is not refined there."""
+"""A link whose output changes by less than this share of its reach over an interval is not refined there. The box of
+the last head is not cut along an input that changes scores by less than this."""
 HUGE = arb(2) ** 1000
 """A limit above every distance, for calls that need the largest distance itself."""
 
+Cut = Callable[[Box, int], Iterable[Box]]
+"""Cuts a box along one of its inputs."""
 Winners = tuple[dict[int, Range], arb]
 """For an interval: {row m: the ends of X_m}, and ℓ."""
 
@@ -80,10 +85,10 @@ class Chain(Prover):
 
     @classmethod
     def through(
-        cls, reduction: Links, function: Function, arithmetic: Arithmetic, claim: Claim, cuts: Rows | None
+        cls, reduction: Links, function: Function, arithmetic: Arithmetic, claim: Claim, evidence: ByLeaves
     ) -> Chain:
         stage, d = reduction.stage(), len(claim.ends)
-        stated = cuts or ((),) * d
+        stated = evidence.cuts or ((),) * d
         require(len(stated) == d, f"the certificate: cuts has {len(stated)} lists, not one for every variable", BadFile)
         ways = [_Way(i, [*map(arb, sorted(cuts))], reduction.reach, arithmetic) for i, cuts in enumerate(stated)]
         owners: dict[Key, int] = {i: i for i in range(len(ways))}
@@ -92,7 +97,7 @@ class Chain(Prover):
             require(len(read) <= 1, "two variables meet in one link before the last head")
             owners[link.place] = min(read, default=0)
             ways[owners[link.place]].links.append(link)
-        outputs = [_Output(stage, o, ways, owners, claim.bound) for o in range(len(stage.affine))]
+        outputs = [_Output(stage, o, ways, owners, claim.bound, evidence.gap) for o in range(len(stage.affine))]
         return cls(replace(stage, heads=[], inputs=[]), [], function, arithmetic, outputs)
 
     def error(self, kind: str, order: int, box: Box, limit: arb) -> arb:
@@ -161,7 +166,9 @@ class _Way:
 class _Output:
     """The head of an output, by rows: the scores of the rows of each variable, and the values of their combinations."""
 
-    def __init__(self, stage: Stage, o: int, ways: list[_Way], owners: dict[Key, int], bound: float) -> None:
+    def __init__(
+        self, stage: Stage, o: int, ways: list[_Way], owners: dict[Key, int], bound: float, gap: float | None
+    ) -> None:
         """`owners` has, for each input of the stage, the number of its way."""
         heads, affine = [head for head in stage.heads if o in head.values], stage.affine[o]
         said = [affine, *(head.values[o] for head in heads)]
@@ -185,6 +192,7 @@ class _Output:
             (Vector(map(arb, line)), *(Vector(arb(dict(part).get(place, 0)) for part in row) for place in way.places))
             for way, line, row in zip(ways, lines, rows, strict=True)
         ]
+        self.spreads = [_spreads([table]) for table in self.rows]
         reach, arithmetic = ways[0].reach, ways[0].arithmetic
         sizes = span(head.scores.sizes, reach)
         y = most(arithmetic.weights(sizes * arithmetic.gamma(head.scores.n), 2 * sizes))
@@ -193,7 +201,8 @@ class _Output:
         self.rounding = arithmetic.summation(head, o, ones, value_sizes)
         self.rounding += arithmetic.gamma(affine.n) * span(affine.sizes, reach)
         self.extremes = (min(self.values.values()), max(self.values.values()))
-        self.leak = arb(LEAK) * bound / (_spread([value for (value,) in self.extremes]) + bound)
+        spread = _spread([value for (value,) in self.extremes])
+        self.gap = arb(gap) if gap is not None else ((spread + bound) / (LEAK * arb(bound))).log()
         self.known: dict[Hashable, Winners] = {}
 
     def winners(self, box: Box) -> list[Winners]:
@@ -209,25 +218,21 @@ class _Output:
         wins: dict[int, Range] = {}
         leaks, rows = [arb(0)], self.rows[way.i]
         for a, b, state in way.states(lo, hi):
-            for box in _parts(state, _spreads([rows])):
+            for box in _parts(state, self.spreads[way.i], FLAT, partial(_sides_of_meeting, rows)):
                 needed, leak = self._needed(rows, box)
                 leaks.append(leak)
                 wins |= {m: (wins.get(m, (a, b))[0], b) for m in needed}
         return wins, most(leaks)
 
     def _needed(self, rows: Row, box: Box) -> tuple[list[int], arb]:
-        """Return the fewest rows such that the weights of all others sum to at most `leak`, and that sum.
+        """Return the rows that may be less than the gap behind the row j, and the sum of the weights of all others.
 
         p_m ≤ e^{s_m − s_j}, with j the row of the largest score at the centre.
         """
-        scores = at(rows, box.centre)
-        leads = minus(rows, row_of(rows, max(range(len(scores)), key=lambda m: scores[m].mid())))
+        leads = minus(rows, row_of(rows, _best(at(rows, box.centre))))
         above = at(leads, box.centre) + swing(leads, box.half)
-        weights = sorted((x.exp(), m) for m, x in enumerate(above))
-        left_out, leak = 0, arb(0)
-        while leak + weights[left_out][0] <= self.leak:
-            left_out, leak = left_out + 1, leak + weights[left_out][0]
-        return [m for _, m in weights[left_out:]], leak
+        needed = [m for m, x in enumerate(above) if not x < -self.gap]
+        return needed, total(x.exp() for x in above if x < -self.gap)
 
 
 class _Enclosure:
@@ -241,7 +246,7 @@ class _Enclosure:
         self.spreads, self.known = _spreads([head.scores for head in self.heads]), dict[Hashable, arb]()
 
     def __call__(self, balls: list[arb], arithmetic: Arithmetic) -> arb:
-        return reduce(arb.union, (self._at_once(box, arithmetic) for box in _parts(balls, self.spreads)))
+        return reduce(arb.union, (self._at_once(box, arithmetic) for box in _parts(balls, self.spreads, WIDE, _halves)))
 
     def _at_once(self, box: Box, arithmetic: Arithmetic) -> arb:
         row = dense(self.stage.affine[0].terms, self.reads)
@@ -252,14 +257,33 @@ class _Enclosure:
         return over(said, len(self.reads)) + error * arb(0, 1)
 
 
-def _parts(balls: list[arb], spreads: list[arb]) -> list[Box]:
-    """Return the box of these balls, halved along the inputs that change scores most."""
+def _parts(balls: list[arb], spreads: list[arb], least: arb | float, cut: Cut) -> list[Box]:
+    """Return the box of these balls, cut along the inputs that change scores most and by more than `least`."""
     parts = [Box([ball.mid() for ball in balls], [ball.rad() for ball in balls])]
     changes = {i: x * ball.rad() for i, (x, ball) in enumerate(zip(spreads, balls, strict=True))}
     for i in sorted(changes, key=lambda i: changes[i].mid(), reverse=True)[:CUTS]:
-        if changes[i] > WIDE:
-            parts = [half for part in parts for half in part.halves(i)]
+        if changes[i] > least:
+            parts = [part for whole in parts for part in cut(whole, i)]
     return parts
+
+
+def _halves(box: Box, i: int) -> Iterable[Box]:
+    return box.cut(i, box.centre[i].mid())
+
+
+def _sides_of_meeting(rows: Row, box: Box, i: int) -> Iterable[Box]:
+    """Cut a box where the best row at one end of an input meets the best row at the other end.
+
+    On each side, one of the two stays ahead of the other, however wide the box is.
+    """
+    scores, slopes, half = at(rows, box.centre), rows[i + 1], box.half[i]
+    first, last = (_best(scores + slopes * (side * half)) for side in (-1, 1))
+    away = (scores[last] - scores[first]) / (slopes[first] - slopes[last]) if first != last else half
+    return box.cut(i, (box.centre[i] + away).mid()) if abs(away) < half else [box]
+
+
+def _best(scores: Vector) -> int:
+    return max(range(len(scores)), key=lambda m: scores[m].mid())
 
 
 def _spreads(tables: list[Row]) -> list[arb]:

@@ -9,7 +9,6 @@ where a second one does.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from collections.abc import Sequence
@@ -22,12 +21,10 @@ from attnc.numerics.rounding import LIBM_ULPS, TINIEST, up
 from attnc.proofs.cells.branching import HOPELESS, MAX_LEVEL, Budget, CellBounds, Covering, best_of
 from attnc.proofs.cells.dyadic import cells, children
 from attnc.proofs.cells.kind import SHARP, Kind
-from attnc.proofs.margins import NORM_SHARE
 from attnc.targets.box import Box
 
-SUMMED = 1 + 2.0**-30 + 2 * NORM_SHARE
-"""The factor on a sum over cells. With up to 2^20 cells, roundings are below 2^−32 of it. Raising small bounds adds the
-share NORM_SHARE at most."""
+SUMMED = 1 + 2.0**-30
+"""The factor on a sum over cells. With up to 2^20 cells, roundings are below 2^−32 of it."""
 _FIRST_CELLS, _CELLS = 64, 8192  # the most cells to begin with, and to examine at a time; chosen, not measured
 _WORTHWHILE = 0.005
 """The search ends where halving all cells would lower the sum by less than this part of it. Chosen, not measured."""
@@ -79,8 +76,6 @@ def bound_integral(
         known = _WeighedCells.joined([known.where(np.delete(np.arange(len(known)), rows)), halves])
         budget.report(examined / budget.cells)
     known = known.where(np.argsort(known.level, kind="stable"))
-    if math.isfinite(total):
-        known = dataclasses.replace(known, upper=np.maximum(known.upper, unit * (NORM_SHARE * total) ** (1 / p)))
     with np.errstate(invalid="ignore"):
         shares = known.adds / max(total, TINIEST)
     return Covering(box, kinds, known, complete, norm=norm, shares=shares)

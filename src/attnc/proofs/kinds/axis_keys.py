@@ -9,6 +9,11 @@ Theorem.  For intervals I_i of x_i let X_m ⊆ I_i, for each row m of axis i, be
 Proof.    f − A = Σ_k p_k (f − v_k), and weights are products, p_k = Π_i p_{m_i}. At x the keys with x_i ∈ X_{m_i} for
           all i are off by the first term at most; the others have together a weight of at most Σ_i ℓ_i.
 
+X_m holds the points at which row m may be less than a gap g behind the best row. The certificate states g, and the
+checker leaves out rows by it. Its enclosures of the z_i are narrower than those here, or wider by a little: `room` in
+scores. So a row is kept here if it may be less than g + room behind. Every row, kept or not, counts in ℓ_i with the
+largest weight that the checker may leave out: e^{−g}, or e^{room} times its own largest weight if that is smaller.
+
 If scores are off by δ, weights are off by the factor e^{2δ}. A grid of P^d cells costs d tables of P rows, each over a
 few intervals between cuts. f is enclosed once for each key that can win in a cell.
 """
@@ -18,19 +23,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
 from attnc.errors import ProgramError
 from attnc.ir.soft_head import Enclosed, SoftHead
-from attnc.numerics.arrays import Float, Int
+from attnc.numerics.arrays import Bool, Float, Int
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import LIBM_ULPS, up
 from attnc.proofs.cells.intervals import cells_within, centred, distance, hull, interval
 from attnc.proofs.cells.kind import Bounds, Goal, Kind
 from attnc.proofs.cells.near_keys import Scores
-from attnc.proofs.kinds.enclosure import MOST_CUTS, QueryEnclosure, StageEnclosure, cut_at, cut_wide
-from attnc.proofs.margins import AXIS_DISTANCE, STAGE_ROUNDING
+from attnc.proofs.kinds.enclosure import MOST_CUTS, QueryEnclosure, StageEnclosure, cut_at
+from attnc.proofs.margins import AXIS_DISTANCE, AXIS_FARTHEST, AXIS_ROUNDING, STATE_ROOM
 from attnc.proofs.rounding.stage import rounding_of_sums, score_errors
 from attnc.targets.target import Target
 
@@ -57,8 +63,17 @@ class AxisRows:
     inputs: Int[np.ndarray, " inputs"]
     rows: SoftHead[Enclosed]
     cuts: Float[np.ndarray, " cuts"]
-    leak: float  # the largest weight that the rows that are left out may have together
+    gap: float  # rows that are farther behind than this are left out
     known: dict[tuple[float, float], RowWinners] = field(default_factory=dict)
+
+    @cached_property
+    def room(self) -> float:
+        """The amount by which a difference of scores may be larger for the checker, whose inputs may be wider."""
+        if not self.parts:
+            return 0.0
+        whole = self.states[-1]
+        reach = np.maximum(np.abs(whole.lo), np.abs(whole.hi))[0, self.inputs]
+        return float(STATE_ROOM * (1 + reach @ np.ptp(self.rows.slopes.mid, axis=0)))
 
     def winners(self, lo: Float[np.ndarray, " cells"], hi: Float[np.ndarray, " cells"]) -> list[RowWinners]:
         ends = list(zip(lo.tolist(), hi.tolist(), strict=True))
@@ -79,28 +94,18 @@ class AxisRows:
             lows, highs = pieces.lo[begin, 0], pieces.hi[end, 0]
             self.known[lo, hi] = RowWinners(rows, lows, highs, float(leaks[first:last].max()))
 
-    def _rows_and_leaks(self, pieces: Interval) -> tuple[np.ndarray, np.ndarray]:
-        """Return which rows can win on which pieces, (pieces, rows), and the weight of the others, (pieces,).
-
-        As many rows as possible are left out, such that their weights sum to at most `leak`. On a piece
-        p_m ≤ e^{s_m − s_j}, where j is the row that leads at its centre.
-        """
+    def _rows_and_leaks(self, pieces: Interval) -> tuple[Bool[np.ndarray, "pieces rows"], Float[np.ndarray, " pieces"]]:
+        """Return which rows may be less than gap + room behind the row that leads at the centre of a piece, and ℓ."""
         can_win, leaks = np.zeros((len(pieces), len(self.rows.offsets.mid)), bool), np.zeros(len(pieces))
-        boxes, parent = cut_wide(self._reached(pieces), np.ptp(self.rows.slopes.mid, axis=0), MOST_CUTS)
-        for start in range(0, len(boxes), AXIS_PIECES):
-            scores = Scores(self.rows, *centred(boxes[start : start + AXIS_PIECES]))
-            leads = scores.leads(np.arange(len(scores.centres)), np.arange(scores.num_keys)) + scores.slack
+        for start in range(0, len(pieces), AXIS_PIECES):
+            boxes, parent = cut_where_rows_meet(self._reached(pieces[start : start + AXIS_PIECES]), self.rows)
+            scores = Scores(self.rows, *centred(boxes))
+            leads = scores.leads(np.arange(len(boxes)), np.arange(scores.num_keys)) + scores.slack + self.room
             with np.errstate(under="ignore"):
-                weights = up(np.exp(np.minimum(leads, 0.0)), LIBM_ULPS)
-            order = np.argsort(weights, axis=1)
-            sums = np.cumsum(np.take_along_axis(weights, order, 1), axis=1) * (1 + 2.0**-50 * scores.num_keys)
-            left_out = sums <= self.leak
-            owners = parent[start : start + AXIS_PIECES]
-            wins = np.empty_like(left_out)
-            np.put_along_axis(wins, order, ~left_out, 1)
-            np.logical_or.at(can_win, owners, wins)
-            np.maximum.at(leaks, owners, np.max(sums, axis=1, where=left_out, initial=0.0))
-        return can_win, leaks
+                weights = np.exp(np.minimum(leads, -self.gap))
+            np.maximum.at(leaks, start + parent, weights.sum(axis=1))
+            np.logical_or.at(can_win, start + parent, leads > -self.gap)
+        return can_win, up(leaks * (1 + 2.0**-50 * can_win.shape[1]), LIBM_ULPS)
 
     def _reached(self, pieces: Interval) -> Interval:
         """Enclose the inputs of the rows over pieces of the axis. Other variables may be anywhere in the box."""
@@ -114,6 +119,32 @@ class AxisRows:
                 found = part.enclosure(state)
                 lo[:, part.outputs], hi[:, part.outputs] = found.lo, found.hi
         return Interval(lo[:, self.inputs], hi[:, self.inputs])
+
+
+def cut_where_rows_meet(boxes: Interval, rows: SoftHead[Enclosed]) -> tuple[Interval, Int[np.ndarray, " pieces"]]:
+    """Return parts of boxes, cut along the inputs that change scores most, and the number of the box of each part.
+
+    The cut is where the best row at one end of an input meets the best row at the other end. It does not depend on the
+    width of the box. So the checker, whose boxes are narrower, keeps no row that is left out here.
+    """
+    slopes, parent = rows.slopes.mid, np.arange(len(boxes))
+    effects = np.ptp(slopes, axis=0) * (boxes.hi - boxes.lo)
+    for _ in range(min(MOST_CUTS, slopes.shape[1])):
+        numbers, axis = np.arange(len(boxes)), np.argmax(effects, axis=1)
+        centres, radii = centred(boxes)
+        scores, along = centres @ slopes.T + rows.offsets.mid, slopes[:, axis].T
+        moves = along * radii[numbers, axis][:, None]
+        first, last = np.argmax(scores - moves, axis=1), np.argmax(scores + moves, axis=1)
+        behind, apart = (of[numbers, last] - of[numbers, first] for of in (scores, -along))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            place = centres[numbers, axis] + behind / apart
+        is_cut = (boxes.lo[numbers, axis] < place) & (place < boxes.hi[numbers, axis])
+        effects[numbers, axis] = 0.0  # once along each input
+        below, above = ((boxes.lo.copy(), boxes.hi.copy()) for _ in range(2))
+        below[1][is_cut, axis[is_cut]] = above[0][is_cut, axis[is_cut]] = place[is_cut]
+        boxes = Interval.joined(Interval(*below), Interval(*above)[is_cut])
+        effects, parent = (np.concatenate([of, of[is_cut]]) for of in (effects, parent))
+    return boxes, parent
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,7 +178,7 @@ class AxisKeys:
         off = distance(target.enclosure(Interval(lo, hi))[:, self.outputs], self.values[self.keys[tuple(rows)]])
         leak = self.spare_leak + np.sum([[each.leak for each in found] for found in winners], axis=0)
         farthest = distance(target.enclosure(cells)[:, self.outputs], hull(self.values))
-        leaking = up(up(leak * self.growth, len(winners) + 2)[:, None] * farthest)
+        leaking = up(up(AXIS_FARTHEST * leak * self.growth, len(winners) + 3)[:, None] * farthest)
         return up(up(AXIS_DISTANCE * np.maximum.reduceat(off, starts) + leaking) + self.rounding)
 
 
@@ -160,6 +191,10 @@ class AxisKind(Kind):
     truncation: float = 0.0
     is_single: bool = False  # the program is one stage; its ledger then has terms for selection and for rounding
     name = "enclosure"
+
+    @property
+    def gap(self) -> float:
+        return self.heads[0].axes[0].gap
 
     def bounds(self, centres: np.ndarray, radii: np.ndarray, goal: Goal) -> Bounds:
         cells = cells_within(self.target.box, centres, radii)
@@ -176,7 +211,10 @@ class AxisKind(Kind):
 def axis_keys(
     stages: Sequence[StageEnclosure], box: Interval, cuts: Sequence[np.ndarray], leak: float
 ) -> tuple[AxisKeys, ...] | None:
-    """Return the last of the stages as heads over combinations of rows, or None if it has other keys."""
+    """Return the last of the stages as heads over combinations of rows, or None if it has other keys.
+
+    On each axis the rows that are left out have together a weight of at most `leak`.
+    """
     *before, last = stages
     states, owners = [box], np.arange(box.shape[1])
     ways: list[list[tuple[QueryEnclosure, ...]]] = [[] for _ in owners]
@@ -191,13 +229,17 @@ def axis_keys(
         for axis, way in enumerate(ways):
             way.append(tuple(part for part in stage.parts if after[part.outputs[0]] == axis))
         owners = after
-    found: list[AxisKeys] = []
+    groups, grids = [np.flatnonzero(owners == axis) for axis in range(len(ways))], list[_Combinations]()
     for part in last.parts:
-        grid = _combinations(part, [np.flatnonzero(owners == axis) for axis in range(len(ways))])
+        grid = _combinations(part, groups)
         if grid is None:
             return None
+        grids.append(grid)
+    gap = math.log(max(len(rows.offsets.mid) for grid in grids for rows in grid.rows) / leak)
+    found: list[AxisKeys] = []
+    for part, grid in zip(last.parts, grids, strict=True):
         axes = tuple(
-            AxisRows(axis, tuple(way), tuple(states), np.flatnonzero(owners == axis), rows, cuts[axis], leak)
+            AxisRows(axis, tuple(way), tuple(states), groups[axis], rows, cuts[axis], gap)
             for axis, (way, rows) in enumerate(zip(ways, grid.rows, strict=True))
         )
         found.append(_keys(part, axes, grid, states[-1]))
@@ -276,5 +318,5 @@ def _keys(part: QueryEnclosure, axes: tuple[AxisRows, ...], grid: _Combinations,
     off_by = float(error) + grid.inexact + 4 * part.roundings.unit * largest
     growth = float(up(math.exp(2 * off_by), LIBM_ULPS + 4)) if off_by < 1 else math.inf
     values = interval(head.values) + interval(part.stage.constant)
-    rounding = STAGE_ROUNDING * rounding_of_sums(part.roundings, reach)[0]
+    rounding = AXIS_ROUNDING * rounding_of_sums(part.roundings, reach)[0]
     return AxisKeys(part.outputs, axes, grid.keys, values, grid.spare_leak, growth, rounding)
