@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --disable-pip-version-check -q -c constraints.txt
 
-.PHONY: demo test test-slow test-models test-wheel bench corpus docs-figures lint clean
+.PHONY: demo test test-slow test-models test-wheel bench corpus attack docs-figures lint clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -48,6 +48,10 @@ bench: $(VENV)/.dev
 
 corpus: $(VENV)/.dev
 	$(BIN)/python benchmarks/corpus.py
+
+# Random networks and forged files, for an hour, or ATTACK="--minutes 480 --only forged".
+attack: $(VENV)/.dev
+	PYTHONPATH=tests $(BIN)/python -m attack $(ATTACK)
 
 docs-figures: $(VENV)/.dev
 	$(BIN)/python docs/builders/tables.py --figures

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-_SMOOTH = (
+SMOOTH = (
     "sin({})",
     "cos({})",
     "tanh({})",
@@ -17,7 +17,7 @@ _SMOOTH = (
     "silu({})",
     "softplus({})",
 )
-_SAFE = (
+SAFE = (
     "exp(-abs({}))",
     "exp(tanh({}))",
     "sqrt(1 + ({})**2)",
@@ -32,9 +32,9 @@ _SAFE = (
     "cosh(sin({}))",
     "(2 + cos({}))**-2",
 )
-_KINKED = ("abs({})", "relu({})", "clip({}, -1, 0.75)", "sqrt(abs({}))")
-_BINARY = ("{} + {}", "{} - {}", "({})*({})", "({} + {})", "({} - {})*0.5", "-({}) + {}")
-_BINARY_KINKED = ("min({}, {})", "max({}, {}, 0.1)")
+KINKED = ("abs({})", "relu({})", "clip({}, -1, 0.75)", "sqrt(abs({}))")
+BINARY = ("{} + {}", "{} - {}", "({})*({})", "({} + {})", "({} - {})*0.5", "-({}) + {}")
+BINARY_KINKED = ("min({}, {})", "max({}, {}, 0.1)")
 
 
 def leaves(names: Sequence[str]) -> st.SearchStrategy[str]:
@@ -54,9 +54,9 @@ def expressions(draw: st.DrawFn, names: Sequence[str] = ("x", "y"), max_depth: i
         return draw(leaves(names))
     inner = expressions(names, max_depth - 1, smooth)
     if draw(st.booleans()):
-        template = draw(st.sampled_from(_BINARY if smooth else _BINARY + _BINARY_KINKED))
+        template = draw(st.sampled_from(BINARY if smooth else BINARY + BINARY_KINKED))
         return template.format(draw(inner), draw(inner))
-    template = draw(st.sampled_from(_SMOOTH + _SAFE if smooth else _SMOOTH + _SAFE + _KINKED))
+    template = draw(st.sampled_from(SMOOTH + SAFE if smooth else SMOOTH + SAFE + KINKED))
     if smooth and template == "exp(-abs({}))":
         template = "exp(-({})**2)"
     return template.format(draw(inner))

@@ -41,7 +41,7 @@ def precision(bits: int = 300) -> Iterator[None]:
 
 
 def _sigmoid(x: arb) -> arb:
-    return 1 / (1 + (-x).exp())
+    return 1 / (1 + (-x).exp()) if not x < 0 else x.exp() / (1 + x.exp())  # an exponential may overflow, even in Arb
 
 
 def _normal_cdf(x: arb) -> arb:
