@@ -22,16 +22,20 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from attnc.errors import FileError, whole_number
-from attnc.exports.directory import CERTIFICATE, WEIGHTS, folder_named, require_folder
+from attnc.errors import FileError, positive_number, whole_number
+from attnc.exports.directory import CERTIFICATE, MAX_CERTIFICATES, WEIGHTS, folder_named, require_folder
 from attnc.exports.safe_files import CONFIG, open_regular, write_file_whole
 
+MAX_HASHED_BYTES = 2**28
+"""The largest file of a network that is hashed. The checker reads none that is larger."""
 MAX_RECORDS = 1024
 """Maximum number of records, of which the oldest are deleted first. On most disks a file takes 4 KiB, and all of them
 4 MiB."""
 
 
-def verify(path: str | Path, *, processes: int | None = None) -> dict[str, Any]:
+def verify(
+    path: str | Path, *, processes: int | None = None, seconds: float | None = None, memory: int | None = None
+) -> dict[str, Any]:
     """Re-prove a saved network's bound by a separate program that shares no code with this one.
 
     If every certificate in the folder is re-proved, that is remembered on this machine, for these files.
@@ -42,18 +46,23 @@ def verify(path: str | Path, *, processes: int | None = None) -> dict[str, Any]:
         The folder that `Network.save` wrote.
     processes : int, optional
         The number of processes to use. By default, one per core.
+    seconds : float, optional
+        The time limit. By default, 600 seconds.
+    memory : int, optional
+        The memory limit of all processes together, in MB. By default, 1000 for each.
 
     Returns
     -------
     dict
-        The verdict, as `attnc verify --json` prints it: `proved`, `bound`, `reason` and more.
+        The verdict, as `attnc verify --json` prints it: `proved`, `bound`, `reason` and more. `decided` is False if a
+        limit was reached.
 
     Raises
     ------
     FileError
         If the files cannot be read.
     InputError
-        If `path` is not a path, or `processes` not a number ≥ 1.
+        If `path` is not a path, or a limit not a number above 0.
 
     Examples
     --------
@@ -64,9 +73,8 @@ def verify(path: str | Path, *, processes: int | None = None) -> dict[str, Any]:
     True
     """
     folder = require_folder(folder_named(path))
-    options = [] if processes is None else ["--processes", str(whole_number("processes", processes, 1))]
+    command = checker_command(folder, processes, seconds, memory, as_json=True)
     before = fingerprints(folder)
-    command = [sys.executable, "-m", "attnc_checker", "--json", *options, "--", folder]
     done = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
     try:
         verdict: dict[str, Any] = json.loads(done.stdout)
@@ -78,6 +86,18 @@ def verify(path: str | Path, *, processes: int | None = None) -> dict[str, Any]:
     if done.returncode == 0:
         remember(folder, before)
     return verdict
+
+
+def checker_command(
+    folder: str, processes: int | None, seconds: float | None, memory: int | None, *, as_json: bool
+) -> list[str]:
+    """Return the command of the checker for a folder. It ends with this process, even if this process is killed."""
+    options = ["--json"] if as_json else []
+    for name, given in (("processes", processes), ("seconds", seconds), ("memory", memory)):
+        if given is not None:
+            number = positive_number(name, given) if name == "seconds" else whole_number(name, given, 1)
+            options += [f"--{name}", str(number)]
+    return [sys.executable, "-m", "attnc_checker", "--parent", str(os.getpid()), *options, "--", folder]
 
 
 def fingerprint(digests: Mapping[str, str], certificate: str) -> str | None:
@@ -93,9 +113,11 @@ def fingerprint(digests: Mapping[str, str], certificate: str) -> str | None:
 
 
 def fingerprints(folder: str | Path) -> frozenset[str]:
-    """Return the fingerprints of all certificates in a folder; none if a file cannot be read."""
+    """Return the fingerprints of all certificates in a folder; none if a file cannot be read, or is too large."""
     try:
         names = [name for name in os.listdir(folder) if CERTIFICATE.fullmatch(name)]
+        if len(names) > MAX_CERTIFICATES:
+            return frozenset()
         digests = {name: _digest(os.path.join(folder, name)) for name in (CONFIG, WEIGHTS, *names)}
     except (OSError, FileError):
         return frozenset()
@@ -167,6 +189,8 @@ def _records() -> str | None:
 
 def _digest(path: str) -> str:
     with open_regular(path) as file:
+        if os.fstat(file.fileno()).st_size > MAX_HASHED_BYTES:
+            raise FileError(f"{path!r} has more than {MAX_HASHED_BYTES:,} bytes")
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
+import math
 import os
+import random
 import re
 import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing import active_children
@@ -21,8 +25,19 @@ from attnc_checker.deep.chains import Chain, Links
 from attnc_checker.deep.claims import Stages
 from attnc_checker.deep.composition import staged
 from attnc_checker.expressions import parse
-from attnc_checker.files import MAX_WEIGHTS, BadFile, Refused, Tensor, parse_safetensors, read_bytes, read_json, require
+from attnc_checker.files import (
+    MAX_WEIGHTS,
+    BadFile,
+    Refused,
+    Tensor,
+    Undecided,
+    parse_safetensors,
+    read_bytes,
+    read_json,
+    require,
+)
 from attnc_checker.leaves import Prover
+from attnc_checker.limits import MORE, ROUNDS, Limit, end_with
 from attnc_checker.network import Reduction
 from attnc_checker.norms import by_leaves
 from attnc_checker.overflow import require_finite
@@ -49,7 +64,10 @@ Stored = tuple[Claim, object, dict[str, Tensor]]
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of a check. `bound` is the claimed bound, `reproved` the bound that was found here."""
+    """The result of a check. `bound` is the claimed bound, `reproved` the bound that was found here.
+
+    `decided` is False if the check came to a limit of time or memory, or broke off: the claim may be true or false.
+    """
 
     name: str
     proved: bool
@@ -62,6 +80,7 @@ class Verdict:
     scope: str | None = None
     leaves: int = 0
     assumptions: tuple[str, ...] = ()
+    decided: bool = True
 
 
 def certificates(path: str | os.PathLike[str]) -> list[str]:
@@ -71,13 +90,18 @@ def certificates(path: str | os.PathLike[str]) -> list[str]:
 
 
 def check(
-    path: str | os.PathLike[str], processes: int | None = None, progress: Progress | None = None, name: str = MAIN
+    path: str | os.PathLike[str],
+    processes: int | None = None,
+    progress: Progress | None = None,
+    name: str = MAIN,
+    seconds: float = math.inf,
 ) -> Verdict:
     """Check whether the certificate of a saved network can be re-proved. No content of a file makes it raise.
 
-    If `name` is not certificate.json, the certificate is for the weights rounded to a second dtype.
+    If `name` is not certificate.json, the certificate is for the weights rounded to a second dtype. After `seconds` the
+    check ends with the leaf that it is at. (The program `python -m attnc_checker` ends at once.)
     """
-    started, where = time.monotonic(), os.path.join(path, name) if name != MAIN else os.fspath(path)
+    limit, where = Limit(seconds), os.path.join(path, name) if name != MAIN else os.fspath(path)
     verdict = Verdict(where, proved=False, reason="", exit_code=1, seconds=0.0)
     try:
         with precision():
@@ -86,14 +110,21 @@ def check(
             verdict = replace(verdict, bound=claim.bound, dtype=claim.dtype, assumptions=_assumed(claim))
             proof = proof_of(*stored)
             verdict = replace(verdict, scope=proof.scope, leaves=len(proof.jobs))
-            found = _prove(proof, stored, processes or os.cpu_count() or 1, progress)
+            found = _prove(proof, stored, processes or os.cpu_count() or 1, progress, limit)
             verdict = replace(verdict, proved=True, reason="every leaf is re-proved", exit_code=0, reproved=found)
     except (BadFile, Refused) as error:
         verdict = replace(verdict, reason=str(error), exit_code=error.exit_code)
+    except Undecided as error:
+        verdict = replace(verdict, reason=str(error), decided=False)
+    except MemoryError:
+        verdict = replace(verdict, reason=f"the check needs more memory than it may have. {MORE}", decided=False)
+    except BrokenProcessPool:
+        reason = f"a process of the check was ended, most likely for want of memory. {MORE}"
+        verdict = replace(verdict, reason=reason, decided=False)
     except Exception as error:  # whatever else happens, nothing was proved
-        verdict = replace(verdict, reason=f"the check broke off: {type(error).__name__}: {error}")
+        verdict = replace(verdict, reason=f"the check broke off: {type(error).__name__}: {error}", decided=False)
     reason = "".join(x if x.isprintable() else "?" for x in verdict.reason)  # no control characters of files
-    return replace(verdict, reason=reason, seconds=time.monotonic() - started)
+    return replace(verdict, reason=reason, seconds=time.monotonic() - limit.started)
 
 
 def _assumed(claim: Claim) -> tuple[str, ...]:
@@ -159,28 +190,48 @@ def proof_of(claim: Claim, structure: object, tensors: dict[str, Tensor]) -> Pro
     return proof
 
 
-def _prove(proof: Proof, stored: Stored, processes: int, progress: Progress | None) -> float:
-    jobs, found = proof.jobs, list[float]()
-    for error in _results(proof, jobs, stored, min(processes, 1 + len(jobs) // proof.at_once)):
-        found.append(error)
-        if progress:
-            progress(len(found), len(jobs))
+def _prove(proof: Proof, stored: Stored, processes: int, progress: Progress | None, limit: Limit) -> float:
+    jobs, found, begun = _spread(proof.jobs), dict[Job, float](), time.monotonic()
+    processes = min(processes, 1 + len(jobs) // proof.at_once)
+    pilot = ROUNDS * AT_ONCE * processes
+    try:
+        for job, error in zip(jobs, _results(proof, jobs, stored, processes, limit), strict=False):
+            found[job] = error
+            limit.look(begun, len(found), len(jobs), pilot)
+            if progress:
+                progress(len(found), len(jobs))
+    except TimeoutError:
+        limit.look(begun, len(found), len(jobs), pilot, is_over=True)
     require(len(found) == len(jobs), f"only {len(found)} of {len(jobs)} leaves were checked")
-    return proof.conclude(found)
+    return proof.conclude([found[job] for job in proof.jobs])
 
 
-def _results(proof: Proof, jobs: list[Job], stored: Stored, processes: int) -> Iterator[float]:
+def _spread(jobs: list[Job]) -> list[Job]:
+    """Return the jobs in an order in which the first of them stand for all. Neighbours stay together."""
+    groups = [jobs[i : i + AT_ONCE] for i in range(0, len(jobs), AT_ONCE)]
+    random.Random(0).shuffle(groups)
+    return [*itertools.chain(*groups)]
+
+
+def _results(proof: Proof, jobs: list[Job], stored: Stored, processes: int, limit: Limit) -> Iterator[float]:
     if processes == 1:
         yield from map(proof.prove, jobs)
     else:
-        with _pool(processes, stored) as pool:
-            yield from pool.map(_work, jobs, chunksize=AT_ONCE)
+        _own[:] = [proof]  # processes that are forked have it, and need not make it again
+        try:
+            with _pool(processes, stored) as pool:
+                turns = [pool.submit(_work, jobs[i : i + AT_ONCE]) for i in range(0, len(jobs), AT_ONCE)]
+                for turn in turns:
+                    yield from turn.result(limit.left())
+        finally:
+            _own.clear()
 
 
 @contextmanager
 def _pool(processes: int, stored: Stored) -> Iterator[ProcessPoolExecutor]:
     """Processes that end at once if the check is interrupted: nobody waits for their leaves."""
-    others, pool = set(active_children()), ProcessPoolExecutor(processes, initializer=_start, initargs=stored)
+    given = (os.getpid(), *stored)
+    others, pool = set(active_children()), ProcessPoolExecutor(processes, initializer=_start, initargs=given)
     try:
         yield pool
     except BaseException:
@@ -194,14 +245,16 @@ def _pool(processes: int, stored: Stored) -> Iterator[ProcessPoolExecutor]:
 _own: list[Proof] = []
 
 
-def _start(claim: Claim, structure: object, tensors: dict[str, Tensor]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends a worker without a traceback
+def _start(parent: int, claim: Claim, structure: object, tensors: dict[str, Tensor]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C, and ends its workers
+    end_with(parent)
     ctx.prec, ctx.cap = PRECISION, MAX_SERIES
-    _own[:] = [proof_of(claim, structure, tensors)]
+    if not _own:
+        _own[:] = [proof_of(claim, structure, tensors)]
 
 
-def _work(job: Job) -> float:
-    return _own[0].prove(job)
+def _work(jobs: list[Job]) -> list[float]:
+    return [*map(_own[0].prove, jobs)]
 
 
 @contextmanager

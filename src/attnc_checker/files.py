@@ -34,6 +34,12 @@ class Refused(Exception):
     exit_code = 1
 
 
+class Undecided(Exception):
+    """The check came to a limit before it came to an end."""
+
+    exit_code = 1
+
+
 class BadFile(Exception):
     """A file is missing, malformed or too large."""
 
@@ -67,7 +73,7 @@ def read_bytes(path: Path, limit: int) -> bytes:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # opening a pipe must not block
             found = os.fstat(file.fileno())
             require(stat.S_ISREG(found.st_mode), f"{path} is not a regular file", BadFile)
-            raw = file.read(limit + 1) if found.st_size <= limit else b""
+            raw = file.read(found.st_size + 1) if found.st_size <= limit else b""  # one more, if it grows meanwhile
     except OSError as error:
         raise BadFile(f"{path} cannot be read: {error.strerror or error}") from None
     if max(len(raw), found.st_size) > limit:

@@ -214,3 +214,9 @@ def save(
     config = {"expression": expression, "box": ends, "variables": list(ends)}
     save_network(path, program, config, {"certificate.json": certificate | fields}, "a network for a test\n")
     return path
+
+
+def save_slow(path: Path) -> Path:
+    """Save a true claim with leaves far smaller than needed, of the highest order: minutes of work."""
+    leaves = [["taylor", 24, 16, i] for i in range(2**16)]
+    return save(path, spectral(np.sin, [(-3.0, 3.0)], 17), "sin(x)", [(-3.0, 3.0)], leaves, 1e-6)

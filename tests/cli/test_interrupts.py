@@ -21,6 +21,7 @@ from attnc.cli import icl
 from attnc.cli.children import run_child
 from attnc_checker import checking
 from attnc_checker.claims import Claim
+from checker.networks import save_slow
 
 
 @pytest.fixture(autouse=True)
@@ -151,12 +152,33 @@ def test_the_processes_of_the_checker_are_ended(monkeypatch: pytest.MonkeyPatch)
     wait_for(lambda: not set(multiprocessing.active_children()) - before)
 
 
-def test_the_checker_alone_says_that_it_was_interrupted(net: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    from attnc_checker import __main__ as program
+@pytest.mark.parametrize("module", ["attnc_checker", "attnc"])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_the_processes_of_a_check_end_with_the_first(tmp_path: Path, module: str, number: signal.Signals) -> None:
+    net = save_slow(tmp_path / "net")
+    words = ["verify", net] if module == "attnc" else [net]
+    command = [sys.executable, "-m", module, *words, "--processes", "2"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as first:
+        try:
+            wait_for(lambda: len(family(first.pid)) == (5 if module == "attnc" else 4))  # two of them prove leaves
+            every = family(first.pid)
+            first.send_signal(number)
+            wait_for(lambda: not any(map(is_running, every)))
+        finally:
+            for pid in filter(is_running, family(first.pid)):
+                os.kill(pid, signal.SIGKILL)
+        assert first.wait() == (130 if number == signal.SIGINT else -number)
+        assert first.stderr is not None
+        assert first.stderr.read().startswith("interrupted: no") == (number == signal.SIGINT)
 
-    monkeypatch.setattr(program, "check", interrupted)
-    assert program.main([str(net)]) == 130
-    assert capsys.readouterr() == ("", "interrupted: nothing was decided\n")
+
+def family(pid: int) -> list[int]:
+    """Return a process, those that it started, and so on."""
+    found = [pid]
+    for parent in found:
+        for task in Path(f"/proc/{parent}/task").glob("*/children"):
+            found += map(int, task.read_text().split())
+    return found
 
 
 def test_estimators_are_interrupted_as_they_fit(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

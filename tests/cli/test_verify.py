@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import attnc
+from checker.networks import save_slow
 from checker.tampering import edit
 
 
@@ -54,7 +55,17 @@ def test_what_is_no_network_is_bad_input_in_the_words_of_every_command(run, refu
 
 def test_the_number_of_processes(run, refused, net: Path) -> None:
     assert run("verify", net, "--processes", "1").code == 0
-    assert "--processes 0: expected a whole number ≥ 1" in refused("verify", net, "--processes", "0")
+    assert "processes must be a whole number ≥ 1, found 0" in refused("verify", net, "--processes", "0")
+
+
+def test_limits_of_time_and_memory(run, refused, net: Path, tmp_path: Path) -> None:
+    assert run("verify", net, "--seconds", "500", "--memory", "500").code == 0
+    assert "seconds must be a finite number > 0" in refused("verify", net, "--seconds", "0")
+    assert "memory must be a whole number ≥ 1" in refused("verify", net, "--memory", "0")
+    slow = save_slow(tmp_path / "slow")
+    assert run("verify", slow, "--seconds", "0.5").code == 1
+    verdict = attnc.verify(slow, seconds=0.5, memory=500)
+    assert (verdict["proved"], verdict["decided"], verdict["exit_code"]) == (False, False, 1)
 
 
 def test_its_json_is_indented_as_all_other(net: Path) -> None:

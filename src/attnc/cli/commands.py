@@ -387,23 +387,23 @@ def verify_command(
     processes: Annotated[
         int | None, optional("The number of processes. By default, one per core.", metavar="N")
     ] = None,
+    seconds: Annotated[float | None, optional("The time limit in seconds. By default, 600.", metavar="S")] = None,
+    memory: Annotated[
+        int | None,
+        optional("The memory limit of all processes together, in MB. By default, 1000 for each.", metavar="MB"),
+    ] = None,
     json_output: Json = False,
 ) -> None:
     """Re-prove the bound of a saved network with a separate program, which shares no code with this one.
 
-    The exit code is 0 only if the bound is re-proved, 1 if it is not, and 2 if the files cannot be read. If it is
-    re-proved, `info`, `eval` and `plot` say so from then on, on this machine and for these files.
+    The exit code is 0 only if the bound is re-proved, 1 if it is not or if a limit is reached, and 2 if the files cannot
+    be read. If it is re-proved, `info`, `eval` and `plot` say so from then on, on this machine and for these files.
     """
     from attnc.exports.directory import require_folder
-    from attnc.verifying import fingerprints, remember
+    from attnc.verifying import checker_command, fingerprints, remember
 
-    require_folder(net)
-    if processes is not None and processes < 1:
-        raise InputError(f"--processes {processes}: expected a whole number ≥ 1")
-    options = ["--json"] if json_output else []
-    options += [] if processes is None else ["--processes", str(processes)]
+    command = checker_command(require_folder(net), processes, seconds, memory, as_json=json_output)
     is_silent = volume() is Volume.QUIET and not json_output
-    command = [sys.executable, "-m", "attnc_checker", *options, "--", str(net)]
     before = fingerprints(net)
     with step_lines("re-proving the bound in a separate process"):  # which shows its progress itself
         code = run_child(command, is_silent=is_silent)
