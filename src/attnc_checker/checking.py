@@ -195,8 +195,8 @@ def _prove(proof: Proof, stored: Stored, processes: int, progress: Progress | No
     processes = min(processes, 1 + len(jobs) // proof.at_once)
     pilot = ROUNDS * AT_ONCE * processes
     try:
-        for job, error in zip(jobs, _results(proof, jobs, stored, processes, limit), strict=False):
-            found[job] = error
+        for number, error in enumerate(_results(proof, jobs, stored, processes, limit)):
+            found[jobs[number]] = error
             limit.look(begun, len(found), len(jobs), pilot)
             if progress:
                 progress(len(found), len(jobs))
@@ -235,9 +235,9 @@ def _pool(processes: int, stored: Stored) -> Iterator[ProcessPoolExecutor]:
     try:
         yield pool
     except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)
         for worker in set(active_children()) - others:
             worker.terminate()
+        pool.shutdown()  # which now takes no time
         raise
     pool.shutdown()
 

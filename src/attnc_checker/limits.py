@@ -41,9 +41,10 @@ class Limit:
         is_known = done >= pilot and spent >= PILOT * self.seconds
         is_hopeless = is_known and needed > CLEARLY * self.seconds
         if done < count and (is_over or spent > self.seconds or is_hopeless):
+            all_take = f", and all would take about {needed:.0f} s" if done >= pilot else ""
             raise Undecided(
-                f"{done:,} of {count:,} leaves were proved in {spent:.1f} s, and all would take about {needed:.0f} s: "
-                f"more than the {self.seconds:.4g} s that are allowed. Allow more with --seconds."
+                f"{done:,} of {count:,} leaves were proved in {spent:.1f} s{all_take}. "
+                f"The limit is {self.seconds:.3g} s: allow more with --seconds."
             )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -396,7 +395,7 @@ def verify_command(
 ) -> None:
     """Re-prove the bound of a saved network with a separate program, which shares no code with this one.
 
-    The exit code is 0 only if the bound is re-proved, 1 if it is not or if a limit is reached, and 2 if the files cannot
+    The exit code is 0 only if the bound is re-proved, 1 if it is not or if a limit is reached, and 2 if files cannot
     be read. If it is re-proved, `info`, `eval` and `plot` say so from then on, on this machine and for these files.
     """
     from attnc.exports.directory import require_folder
