@@ -56,6 +56,14 @@ def test_every_command_has_the_common_options_and_an_example(run) -> None:
             assert "Example" in text, name
 
 
+def test_paragraphs_of_help_are_one_line_in_the_code() -> None:
+    """typer keeps the line breaks of every paragraph but the first: they would break a sentence on a screen."""
+    commands = typer.main.get_command(app).commands
+    for name, command in [*commands.items(), *commands["lab"].commands.items()]:
+        for paragraph in (command.help or "").split("\n\n")[1:]:
+            assert "\n" not in paragraph.strip(), name
+
+
 def test_the_help_of_compile_lists_every_choice(run) -> None:
     page = run("compile", "--help").out
     for construction in CATALOGUE:

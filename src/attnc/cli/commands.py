@@ -395,8 +395,9 @@ def verify_command(
 ) -> None:
     """Re-prove the bound of a saved network with a separate program, which shares no code with this one.
 
-    The exit code is 0 only if the bound is re-proved, 1 if it is not or if a limit is reached, and 2 if files cannot
-    be read. If it is re-proved, `info`, `eval` and `plot` say so from then on, on this machine and for these files.
+    The exit code is 0 only if the bound is re-proved, 1 if not or if a limit is reached, and 2 if files cannot be read.
+
+    If it is re-proved, `info`, `eval` and `plot` say so from then on, on this machine and for these files.
     """
     from attnc.exports.directory import require_folder
     from attnc.verifying import checker_command, fingerprints, remember
