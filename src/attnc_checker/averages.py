@@ -32,8 +32,8 @@ from flint import arb, arb_mat
 from attnc_checker.forms import Head, Key, Terms, dense
 from attnc_checker.jets import Poly, above, add, norm, variable
 from attnc_checker.ranges import Box
-from attnc_checker.rounding import INFINITE, Arithmetic
-from attnc_checker.vectors import Row, Vector, at, minus, most, row_of, swing, total
+from attnc_checker.rounding import Arithmetic
+from attnc_checker.vectors import INFINITE, Row, Vector, at, minus, most, row_of, swing, total
 
 FAR = 60
 """Keys whose scores are behind by more than this on a whole box are left out there. Each counts with weight e^−60."""
@@ -78,8 +78,17 @@ class Average:
         mass = total((-gap).exp() + arithmetic.lost for gap in gaps if gap > FAR)
         if 4 * len(kept) > 3 * len(gaps) or not 16 * mass <= 1:
             return self
-        dropped = {o: x + 8 * mass * most(at(self.value_sizes[o], box.reach)) for o, x in self.dropped.items()}
+        dropped = {o: x + 8 * mass * most(self.sizes(o, box)) for o, x in self.dropped.items()}
         return Average(self.head, self.inputs, kept, dropped)
+
+    def reach(self, box: Box) -> list[arb]:
+        """Return the largest |x_i| on the box, as they count in sizes."""
+        return [x.min(self.head.farthest) for x in box.reach]
+
+    def sizes(self, o: int, box: Box) -> Vector:
+        """Return the sizes of the values for output o."""
+        found: Vector = at(self.value_sizes[o], self.reach(box))
+        return found
 
     def score_errors(self, box: Box, arithmetic: Arithmetic, middles: Sequence[arb]) -> Vector:
         """Bound the errors of scores, up to a part that all keys share.
@@ -88,7 +97,7 @@ class Average:
         at most (Σ|terms| + |s|)/2, and the last is s. So additions cost v((n − 2)(Σ|terms| + |s|)/2 + |s|). Here the
         terms are the rounded ones, and s includes all its errors.
         """
-        reach, n, addends = box.reach, self.head.n, self.head.addends
+        reach, n, addends = self.reach(box), self.head.n, self.head.addends
         v, grown = arithmetic.unit(n), 1 + arithmetic.gamma(n)
         errors = at(self.own, reach) * (v * grown) + self.slack
         for query, column, middle in zip(self.query, self.parts, middles, strict=True):
@@ -156,7 +165,7 @@ class Average:
             swings = total(abs(V * r - x) for V, r, x in zip(rows[1:], box.half, moving, strict=False))  # for v_k − Q
             left = norm(Q) - total(map(abs, moving)) + error
             hull, sized = most(apart + swings) + most(swings - apart), INFINITE
-            sizes = at(self.value_sizes[o], box.reach)
+            sizes = self.sizes(o, box)
             if is_known:
                 moved = most(mean_at_most(tau * (abs(apart - a) + swings)) for a in (left, -left)) / slack
                 hull, sized = moved.min(hull), mean_at_most(sizes * (tau + 1)) / slack

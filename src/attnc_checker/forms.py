@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from flint import arb, fmpq
 
-from attnc_checker.vectors import Row, Vector, total
+from attnc_checker.vectors import INFINITE, Row, Vector, total
 
 SMALLEST = {"float64": arb(2) ** -1022, "float32": arb(2) ** -126}
 UNLIMITED = 10**9
@@ -119,6 +119,7 @@ class Head:
     addends: int = 0  # the number of terms of a score, if the rounding of their sum is not yet in `own`; otherwise 0
     query: tuple[Terms, ...] = ()
     parts: tuple[Vector, ...] = ()
+    farthest: arb = INFINITE  # in all sizes, |x| counts as at most this
 
     @classmethod
     def of(cls, scores: list[Form], values: dict[int, Form]) -> Head:

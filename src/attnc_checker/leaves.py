@@ -23,8 +23,8 @@ from attnc_checker.forms import dense
 from attnc_checker.jets import Poly, add, largest, models, norm, variable
 from attnc_checker.network import Stage
 from attnc_checker.ranges import Box
-from attnc_checker.rounding import INFINITE, Arithmetic
-from attnc_checker.vectors import Row, Vector, at, minus, most, row_of, swing
+from attnc_checker.rounding import Arithmetic
+from attnc_checker.vectors import INFINITE, Row, Vector, at, minus, most, row_of, swing
 
 RANGE_ORDER = 4
 """The order of the Taylor polynomials by which a function is compared with a value. Not tuned."""
@@ -116,7 +116,7 @@ def selected(head: Average, box: Box, arithmetic: Arithmetic) -> dict[int, tuple
         lead = minus(rows, row_of(rows, j))
         middles, swings = at(lead, box.centre), swing(lead, box.half)
         apart = (-_largest_mean(swings - middles, weights)).union(_largest_mean(middles + swings, weights))
-        sizes, shares = at(head.value_sizes[o], box.reach), weights.each(arb(1).min)
+        sizes, shares = head.sizes(o, box), weights.each(arb(1).min)
         rounding = arithmetic.summation(head.head, o, shares, sizes) + head.dropped[o]
         found[o] = (add(linear(row_of(rows, j), box), {0: apart}), rounding)
     return found

@@ -10,12 +10,11 @@ from flint import arb
 
 from attnc_checker.files import Refused
 from attnc_checker.forms import SMALLEST, Head
-from attnc_checker.vectors import Vector, most, total
+from attnc_checker.vectors import INFINITE, Vector, most, total
 
 EXP_ULPS = 4
 FORMATS = {"float64": (53, 700), "float32": (24, 80)}
 """dtype → (m, n): u = 2^−m, and weights below e^−n may be lost."""
-INFINITE = arb("inf")
 
 
 class Arithmetic:

@@ -10,6 +10,7 @@ from typing import Any
 
 from flint import arb
 
+INFINITE = arb("inf")
 Row = tuple[Any, ...]
 """An affine form (constant, coefficient of x_1, …, coefficient of x_d). Trailing zeros may be left out. The numbers are
 balls or rationals, or vectors of them for the forms of all keys at once."""

@@ -16,6 +16,7 @@ from attnc_checker.deep.normal_forms import Forms, are_equal
 from attnc_checker.expressions import Reader, evaluate, parse
 from attnc_checker.forms import ONE
 from attnc_checker.network import Stage
+from attnc_checker.program import exact
 from checker.networks import form, head_of, reduced_head
 from checker.tampering import change_weight, changes, edit, refusal, refused_changes, reproved, saved_once, stage
 
@@ -43,6 +44,8 @@ def composed(text, eps, dtype="float64", box=None):
         ("tanh(5*tanh(5*tanh(5*a*b) + b) + a)", 1e-2, "float64", None),  # no slope of tanh may seem to be above 1
         ("a**2*gelu(min(c, b))", 1e-3, "float32", None),  # the carrier is smaller than gelu of its argument seems to be
         ("1.463*x + abs(3.514 - 1.138*x)", 1e-4, "float32", None),  # the sizes of values are measured along t
+        ("silu(2.312*x + 1000)", 5e-4, "float32", {"x": (-1, 1)}),  # |x| is 1 at most, not (|t| + 1000)/2.312
+        ("silu(x + 1)*y + gelu(2*x - 2.01)", 2e-5, "float32", dict.fromkeys("xy", (-1, 1))),
         ("relu(sin(a) - b - c - d + f + g - h)", 1e-3, "float32", None),  # what keys share of the rounding of a query
         # The input comes as near to the end of a domain as it may.
         ("sqrt(x) + y*x", 3e-2, "float64", {"x": (0, 1), "y": (-1, 1)}),
@@ -267,6 +270,18 @@ def test_what_the_carrier_has_no_share_in_is_fixed():
     for unit, wanted in (({1: fmpq(1)}, 2**-8), ({ONE: fmpq(0), 1: fmpq(2)}, 2**-8), ({0: fmpq(1), 1: fmpq(1)}, 12)):
         _, _, fixed = lined([head], unit, 1, 3)
         assert wanted <= float(fixed) <= wanted + 2**-7
+
+
+@pytest.mark.parametrize("shift", [0.0, 1.0, 3.0, 3.5, 100.0])
+def test_sizes_along_the_argument(shift):
+    """t = 2u + shift for |u| ≤ 1.5: the size of the score 4u + 1 is 4|u| + 1 or more, and never above that at 1.5."""
+    t, reach = {ONE: exact(shift), 0: fmpq(2)}, {ONE: arb(1), 0: arb(1.5)}
+    stage = Stage([head_of([(1, 4)], [(1, 0)])], [form((), ())], [0])
+    (head,) = along(stage, t, None, reach, arb(1), "s")[0].heads
+    for u in np.linspace(-1.5, 1.5, 31).tolist():
+        (size,) = head.scores.sizes[ONE] + head.scores.sizes[0] * abs(arb(2 * u + shift)).min(head.farthest)
+        largest = abs(u) if shift == 0 else 1.5
+        assert 4 * abs(u) + 1 <= float(size.upper()) <= 4 * largest + 1 + 1e-12
 
 
 def test_rounding_in_units_of_the_carrier_does_not_shrink_with_the_argument():

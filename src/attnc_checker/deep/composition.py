@@ -42,8 +42,8 @@ from attnc_checker.network import Reduction
 from attnc_checker.program import exact
 from attnc_checker.proving import Proof, Subject
 from attnc_checker.ranges import Range, Ranges
-from attnc_checker.rounding import INFINITE, Arithmetic
-from attnc_checker.vectors import most, total
+from attnc_checker.rounding import Arithmetic
+from attnc_checker.vectors import INFINITE, most, total
 
 ONE = (arb(1), arb(1))
 ANYWHERE, NOWHERE = (-(arb(2) ** 1025), arb(2) ** 1025), (INFINITE, -INFINITE)

@@ -13,7 +13,7 @@ from flint import arb
 from attnc_checker.deep.claims import StageClaim
 from attnc_checker.expressions import Function, Reader
 from attnc_checker.files import Refused, require
-from attnc_checker.forms import ONE, Form, Head, Terms, span
+from attnc_checker.forms import ONE, Form, Head, Key, Terms, span
 from attnc_checker.network import Reduction, Stage
 from attnc_checker.program import exact
 from attnc_checker.vectors import Vector, most
@@ -60,6 +60,11 @@ def along(stage: Stage, t: Terms, unit: Terms | None, reach: Terms, units: arb, 
     carried = {key: x for key, x in (unit or {}).items() if x != 0}
     scales = carried if len(carried) == 1 and ONE not in carried else {}
     reach = reach | {key: reach[key].min(units / abs(arb(x))) for key, x in scales.items()}
+    shift, followed, farthest = abs(arb(t.get(ONE, 0))), dict[Key, arb](), arb(0)
+    if len(moving) == 1:  # t = w_0 + w·u, so |u| ≤ (|t| + |w_0|)/|w|, which is the reach of u at |t| = farthest
+        ((key, w),) = moving.items()
+        farthest = (abs(arb(w)) * reach[key] - shift).upper().max(farthest)
+        followed = {key: abs(arb(w))} if farthest > 0 else {}
 
     def split(terms: Terms, by: Terms, among: Terms) -> tuple[Vector, Terms]:
         """Return (ratio, rest) with terms = ratio·by + rest. rest is 0 in the largest of `among`, if there is any."""
@@ -79,11 +84,10 @@ def along(stage: Stage, t: Terms, unit: Terms | None, reach: Terms, units: arb, 
         return Form({ONE: constant, T: ratio}, sizes(form.sizes, scale), form.n), span(rest, reach)
 
     def sizes(of: Terms, scale: arb | int = 1) -> Terms:
-        """Return sizes in |t|: |u| ≤ (|t| + |w_0|)/|w| if t depends only on u. Other inputs count with their reach."""
-        zero = 0 * of.get(ONE, arb(0))
-        slope = sum((x / abs(arb(moving[key])) for key, x in of.items() if [*moving] == [key]), zero)
-        constant = span({key: x for key, x in of.items() if [*moving] != [key]}, reach)
-        return {ONE: (constant + slope * abs(arb(t.get(ONE, 0)))) / scale, T: slope / scale}
+        """Return sizes in |t| ≤ farthest. Inputs that t does not follow count with their reach."""
+        slope = sum((of[key] / w for key, w in followed.items() if key in of), 0 * of.get(ONE, arb(0)))
+        constant = span({key: x for key, x in of.items() if key not in followed}, reach)
+        return {ONE: (constant + slope * shift) / scale, T: slope / scale}
 
     def value(form: Form) -> tuple[Form, Vector]:
         if unit is None:
@@ -100,10 +104,10 @@ def along(stage: Stage, t: Terms, unit: Terms | None, reach: Terms, units: arb, 
         said, off = value(head.values[0])
         unsure += most(off)  # every head adds its own
         fixed += most(span({key: x for key, x in head.values[0].sizes.items() if key not in scales}, reach))
-        query, own = tuple(map(sizes, head.query)), sizes(head.own)
-        heads.append(replace(head, scores=scores, values={0: said}, own=own, slack=slack, query=query))
-    affine = stage.affine[0]
-    return Stage(heads, [Form({}, sizes(affine.sizes, units), affine.n)], [T]), unsure, fixed
+        head = replace(head, scores=scores, values={0: said}, own=sizes(head.own), query=tuple(map(sizes, head.query)))
+        heads.append(replace(head, slack=slack, farthest=farthest))
+    affine = Form({}, {ONE: span(stage.affine[0].sizes, reach) / units}, stage.affine[0].n)
+    return Stage(heads, [affine], [T]), unsure, fixed
 
 
 def held(claim: StageClaim) -> Function:
@@ -136,6 +140,7 @@ def joined(one: Line, other: Line) -> Line:
         require(most(slack) <= MOST_SLACK, f"{unlike}: its keys have other scores")
         counts = (max(a.n, b.n), max(a.depth, b.depth), max(a.addends, b.addends))
         query, values = tuple(map(largest, a.query, b.query)), {0: wider(a.values[0], b.values[0])}
-        heads.append(Head(wider(a.scores, b.scores), values, largest(a.own, b.own), slack, *counts, query, a.parts))
+        own, farthest = largest(a.own, b.own), a.farthest.max(b.farthest)
+        heads.append(Head(wider(a.scores, b.scores), values, own, slack, *counts, query, a.parts, farthest))
     affine = [*map(wider, one.stage.affine, other.stage.affine)]
     return replace(one, stage=Stage(heads, affine, [T]))

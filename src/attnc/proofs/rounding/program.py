@@ -207,7 +207,7 @@ class Roundings:
     """The effect of rounding on a stage. Its residual and constants have these sizes, forms of (|x|, 1).
 
     They round `count` times. No number of an engine is larger than peak·n(x)^degree. `peak` is 0 if overflow is
-    excluded elsewhere.
+    excluded elsewhere. In errors and sizes, |x| counts as at most `farthest`.
     """
 
     dtype: str
@@ -217,6 +217,7 @@ class Roundings:
     underflow: float
     peak: float = 0.0
     degree: int = 2
+    farthest: float = math.inf
 
     @property
     def unit(self) -> float:

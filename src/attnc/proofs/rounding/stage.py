@@ -75,7 +75,8 @@ def rounding_bounds(
     """
 
     def bounds(centres: np.ndarray, radii: np.ndarray) -> np.ndarray:
-        reach, dtype = up((np.abs(centres) + radii) * (1 + 2 * roundings.unit), 2), roundings.dtype
+        reach, dtype = np.minimum(np.abs(centres) + radii, roundings.farthest), roundings.dtype
+        reach = up(reach * (1 + 2 * roundings.unit), 2)
         heads = zip(stage.heads, roundings.heads, strict=True)
         of_heads = (_head_bounds(*head, dtype, centres, radii, reach, for_any_weights) for head in heads)
         total = _with_heads(roundings, reach, of_heads)
@@ -354,7 +355,9 @@ class _WeightErrors:
         boxes = pairs.boxes[pairs.row]
         slopes, radii = head.carried.mid[pairs.key, output], self.near.radii[boxes]
         value = value + (slopes * self.near.centres[boxes]).sum(axis=1)
-        radius = radius + (head.carried.radius[pairs.key, output] * self.reach[boxes]).sum(axis=1)
+        radius = radius + (head.carried.radius[pairs.key, output] * (np.abs(self.near.centres[boxes]) + radii)).sum(
+            axis=1
+        )
         mean = np.stack([self.sums(self.p * slope) for slope in slopes.T], axis=1)[pairs.row]
         own, against = np.abs(slopes), np.abs(slopes - mean)
         return value, radius + (against * radii).sum(axis=1), radius + (own * radii).sum(axis=1)

@@ -76,6 +76,7 @@ class HeadLine:
     beside: float  # the rounding of the terms that are added to the heads
     peak: float  # the largest intermediate number
     dtype: str
+    farthest: float  # in the sizes that roundings are relative to, |t| counts as at most this
 
     @property
     def value_bytes(self) -> bytes:
@@ -94,7 +95,7 @@ class HeadLine:
             heads.append(SoftHead(line.slopes, line.offsets, _times(size, line.values, self.unsure), scaled))
         stage = OneStage.of_line(tuple(heads))
         underflow = max(float(head.underflow[0]) for head in self.roundings)
-        own = Roundings(self.dtype, self.roundings, np.zeros((1, 2)), 0, underflow, self.peak)
+        own = Roundings(self.dtype, self.roundings, np.zeros((1, 2)), 0, underflow, self.peak, farthest=self.farthest)
         found, proof = rounded_leaves(lambda *cells: rounding_bounds(stage, own, *cells)[:, 0], proof)
         return float(up(found + self.beside, 4)), proof
 
@@ -151,7 +152,8 @@ class Channel:
         rounds = tuple(self._flat_roundings(number, argument, carrier is None) for number in self.numbers)
         beside = float(up(gamma(self.roundings.count, self.roundings.unit) * self._added_size, 4))
         peak = float(up(self.roundings.peak * (1 + self._reach.sum()) ** self.roundings.degree, 8))
-        return HeadLine(heads, float(up(sum(offs), len(offs))), rounds, beside, peak, self.roundings.dtype)
+        unsure, farthest = float(up(sum(offs), len(offs))), _farthest(argument, self._reach)
+        return HeadLine(heads, unsure, rounds, beside, peak, self.roundings.dtype, farthest)
 
     def fixed_size(self, carrier: StateForm) -> float:
         """Return the part of the sizes of values that does not scale with the carrier, if the carrier is one channel.
@@ -197,9 +199,9 @@ class Channel:
     def _flat_roundings(self, number: int, argument: StateForm, values_along: bool) -> HeadRoundings:
         """Return the roundings of a head as a function of t, over all states.
 
-        If t = w·u_i + constant reads one channel, |u_i| ≤ (|t| + |constant|)/|w| in a cell. The other channels count
-        with their largest sizes (`_sizes_along`), and so do all channels for values that depend on a carrier. The
-        checker uses the same sizes.
+        If t = w·u_i + constant reads one channel, |u_i| ≤ (|t| + |constant|)/|w| in a cell, and at most its largest
+        size (`_farthest`). The other channels count with their largest sizes (`_sizes_along`), and so do all channels
+        for values that depend on a carrier. The checker uses the same sizes.
         """
         rounds, reach, n = self.roundings.heads[number], self._reach, 1 + self._reach.sum()
         lost = up(rounds.score_underflow * n, 8)
@@ -246,8 +248,8 @@ def joined(lines: Sequence[HeadLine]) -> HeadLine:
         return lines[0]
     heads = tuple(map(_joined_head, zip(*(line.heads for line in lines), strict=True)))
     rounds = tuple(map(_joined_roundings, zip(*(line.roundings for line in lines), strict=True)))
-    unsure, beside, peak = map(float, _largest(lines, "unsure", "beside", "peak"))
-    return HeadLine(heads, unsure, rounds, beside, peak, lines[0].dtype)
+    unsure, beside, peak, farthest = map(float, _largest(lines, "unsure", "beside", "peak", "farthest"))
+    return HeadLine(heads, unsure, rounds, beside, peak, lines[0].dtype, farthest)
 
 
 def _joined_head(lines: Sequence[SoftHead[Enclosed]]) -> SoftHead[Enclosed]:
@@ -304,6 +306,17 @@ def ratios(
     return kappa
 
 
+def _farthest(argument: StateForm, reach: Float[np.ndarray, " channels"]) -> float:
+    """Return the |t| at which (|t| + |constant|)/|w| is the reach of the one channel that t = w·u_i + constant reads.
+
+    If t reads several channels, or this |t| would be negative, the size of u_i is its reach for all t: return 0.
+    """
+    (read,) = np.nonzero(argument.weights)
+    if len(read) != 1:
+        return 0.0
+    return max(0.0, float(up(np.abs(argument.weights[read[0]]) * reach[read[0]]) - np.abs(argument.constant)))
+
+
 def _sizes_along(
     rows: Float[np.ndarray, "rows forms"], argument: StateForm, reach: Float[np.ndarray, " channels"]
 ) -> Float[np.ndarray, "rows two"]:
@@ -311,9 +324,8 @@ def _sizes_along(
     if rows.shape[1] == 1:
         return np.pad(rows, ((0, 0), (1, 0)))
     slopes, elsewhere = np.zeros(len(rows)), reach.copy()
-    (read,) = np.nonzero(argument.weights)
-    if len(read) == 1:
-        (place,) = read
+    if _farthest(argument, reach) > 0:
+        (place,) = np.flatnonzero(argument.weights)
         slopes = up(rows[:, place] / abs(argument.weights[place]), 2)
         elsewhere[place] = 0.0
     constants = rows[:, :-1] @ elsewhere + rows[:, -1] + slopes * np.abs(argument.constant)
