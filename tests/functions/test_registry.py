@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Iterator
@@ -13,8 +14,10 @@ import pytest
 from flint import arb
 
 import attnc
+from attnc.constructions.fitting.gate import GATES, function_gate
 from attnc.errors import ExpressionError, InputError
 from attnc.functions.function import ElementaryFunction
+from attnc.functions.gate_recipes import ExactKeys
 from attnc.functions.registry import ALL, FUNCTIONS, register
 from attnc.numerics.intervals import Interval
 from attnc.targets.expressions.expression import Expression
@@ -26,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def example() -> Iterator[dict[str, Any]]:
-    """The example of CONTRIBUTING.md, which registers mish; the registry is restored afterwards."""
+    """The example of CONTRIBUTING.md, which registers steep_silu; the registry is restored afterwards."""
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## Adding a function")[2]
     (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     names: dict[str, Any] = {}
@@ -39,45 +42,53 @@ def example() -> Iterator[dict[str, Any]]:
         FUNCTIONS.update(before)
 
 
-def mish(t: float) -> float:
+def steep_silu(t: float) -> float:
     with precision(200):
         x = arb(t)
-        return float((x * (x.exp() + 1).log().tanh()).mid())
+        return float((x / ((-2 * x).exp() + 1)).mid())
 
 
 def test_a_new_function_compiles_everywhere(example: dict[str, Any]) -> None:
     """On all of R by a gate, in a composition, and over a box by interval arithmetic and jets."""
     x = np.linspace(-30, 30, 601)
-    exact = np.array([mish(2 * t - 1) + t for t in x])
+    exact = np.array([steep_silu(2 * t - 1) + t for t in x])
     assert np.abs(example["net"](x[:, None]) - exact).max() <= example["net"].certificate.bound + 1e-14
     box = {"x": (-1, 1), "y": (-1, 1)}
-    for text, construction in [("y*mish(x) + sin(x)", "compose"), ("mish(x + y) - relu(y)", "gates")]:
+    for text, construction in [("y*steep_silu(x) + sin(x)", "compose"), ("steep_silu(x + y) - relu(y)", "gates")]:
         net = attnc.compile(text, box, 1e-4, construction=construction)
         points = np.random.default_rng(0).uniform(-1, 1, (500, 2))
         assert net.certificate.complete
         assert np.abs(net(points) - Expression.parse(text).with_variables(("x", "y"))(points)[:, 0]).max() <= 1e-4
-    expression = Expression.parse("mish(x)")
+    expression = Expression.parse("steep_silu(x)")
     centres, radii = np.array([[-2.0], [0.3], [4.0]]), np.full((3, 1), 0.2)
     ranges = expression.ranges(Interval(centres - radii, centres + radii))
     jets = taylor(expression, centres, radii, 4)
     for i in range(3):
         for s in np.linspace(-1, 1, 21):
-            value = mish(float(centres[i, 0] + radii[i, 0] * s))
+            value = steep_silu(float(centres[i, 0] + radii[i, 0] * s))
             assert ranges.lo[i, 0] <= value <= ranges.hi[i, 0]
             model = float((jets.mid[i, 0] * s ** np.arange(5)).sum())
             assert abs(value - model) <= jets.remainder[i, 0] + jets.radius[i, 0].sum() + 1e-15
 
 
+def test_the_gate_of_a_registered_function_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also under a name that attnc has for an activation outside the expression language."""
+    own = ExactKeys((0.0, 1.0), (0.0, 0.0), (0.0, 2.0), (0.0, 0.0), lipschitz=0.5)
+    monkeypatch.setitem(FUNCTIONS, "mish", dataclasses.replace(FUNCTIONS["sigmoid"], name="mish", gate=own))
+    assert function_gate("mish", 1e-3).keys.values.ravel().tolist() == [0.0, 2.0]
+    assert GATES["mish"](1e-3).keys.num_keys == 3  # that of torch.nn.Mish
+
+
 def test_names_are_unique_identifiers(example: dict[str, Any]) -> None:
-    for name in ("mish", "sin", "2x", "a-b"):
+    for name in ("steep_silu", "sin", "2x", "a-b"):
         with pytest.raises(InputError, match="Choose another name"):
             register(ElementaryFunction(name, np.sin, ALL[0].range, ALL[0].jet))
 
 
 def test_the_registry_is_as_it_was() -> None:
     assert tuple(FUNCTIONS.values()) == ALL
-    with pytest.raises(ExpressionError, match="mish is not a function"):
-        Expression.parse("mish(x)")
+    with pytest.raises(ExpressionError, match="steep_silu is not a function"):
+        Expression.parse("steep_silu(x)")
 
 
 def test_records_are_consistent() -> None:

@@ -582,8 +582,13 @@ OTHER_RECIPES: dict[str, GateRecipe] = {
 
 
 def function_gate(name: str, eps: float, hi: float = 0.0) -> Gate:
-    """Return the cheapest gate of a function of one variable with an error ≤ eps. The gate of exp holds on (−∞, hi]."""
-    match OTHER_RECIPES.get(name) or FUNCTIONS[name].gate:
+    """Return the cheapest gate of a function of the expression language. The gate of exp holds on (−∞, hi]."""
+    return recipe_gate(name, FUNCTIONS[name].gate, eps, hi)
+
+
+def recipe_gate(name: str, recipe: GateRecipe | None, eps: float, hi: float = 0.0) -> Gate:
+    """Return the cheapest gate of a function of one variable with an error ≤ eps."""
+    match recipe:
         case ExactKeys(slopes, offsets, values, carried, lipschitz, error):
             positive_number("eps", eps)  # checked, and not needed
             numbers = map(np.array, (slopes, offsets, values, *([carried] if any(carried) else [])))
@@ -599,7 +604,8 @@ def function_gate(name: str, eps: float, hi: float = 0.0) -> Gate:
 
 
 GATES: dict[str, Callable[..., Gate]] = {
-    **{name: functools.partial(function_gate, name) for name in (*OTHER_RECIPES, *ACTIVATIONS)},
+    **{name: functools.partial(recipe_gate, name, recipe) for name, recipe in OTHER_RECIPES.items()},
+    **{name: functools.partial(function_gate, name) for name in ACTIVATIONS},
     "leaky_relu": leaky_relu,
     "prelu": functools.partial(leaky_relu, slope=0.25, name="prelu"),
     "clip": clip,
