@@ -11,9 +11,8 @@ from decimal import Decimal
 import numpy as np
 
 from attnc.constructions.fitting.circuit import Circuit
-from attnc.constructions.fitting.gate import ALL_REALS, GATES, SELU_ALPHA, SELU_SCALE, Gate, reciprocal
+from attnc.constructions.fitting.gate import ALL_REALS, GATES, SELU_ALPHA, SELU_SCALE, SIGN_ERROR, Gate
 from attnc.errors import InputError, real_number
-from attnc.functions.gate_table import RECIPROCAL
 from attnc.ir.soft_head import SoftHead
 from attnc.numerics.arrays import Float
 from attnc.numerics.rounding import up
@@ -30,8 +29,6 @@ GATE_ATTEMPTS = 4
 SOFTSIGN_RANGE = 10_000.0
 """The largest |x| for which softsign is proved. Its tails fall like 1/x, and no finite number of keys follows them."""
 SELU = (("scale", SELU_SCALE), ("alpha", SELU_ALPHA))
-SIGN_ERROR = 0.4478
-"""sup x/cosh²(x), rounded up. Divided by β, it bounds the error that tanh(βx) in place of the sign adds to softsign."""
 
 
 @dataclass(frozen=True)
@@ -122,8 +119,6 @@ def solve(activation: Activation, eps: float, dtypes: tuple[str, ...]) -> Solved
     """Return the fewest keys whose proved error is ≤ eps in exact arithmetic, after rounding to each of the dtypes."""
     if not real_number("eps", eps) > 0:
         raise InputError(f"eps must be a finite number > 0, found {eps!r}")
-    if activation.name == "softsign":
-        return _softsign(activation, eps, dtypes)
     best = math.inf
     for attempt in range(GATE_ATTEMPTS):
         try:
@@ -143,16 +138,21 @@ def solve(activation: Activation, eps: float, dtypes: tuple[str, ...]) -> Solved
 
 
 def _proved(activation: Activation, gate: Gate, dtypes: tuple[str, ...], eps: float) -> Solved:
+    """Prove the keys of a gate. Those of softsign are its second layer, y/(1 + y) for 0 ≤ y ≤ SOFTSIGN_RANGE."""
     errors, method = list[float](), "closed form"
+    text, proved_on, domain = None, ALL_REALS, ALL_REALS
+    if gate.sign is not None:
+        text, proved_on, domain = "x/(1 + x)", (0.0, SOFTSIGN_RANGE), (-SOFTSIGN_RANGE, SOFTSIGN_RANGE)
     for dtype in dtypes:
         keys = stored_keys(gate.keys, dtype)
         is_exact = all(map(np.array_equal, key_arrays(keys).values(), key_arrays(gate.keys).values()))
         if gate.is_proved and is_exact:
             errors.append(gate.error)
         else:
-            errors.append(proved_error(keys, activation.expression(dtype), ALL_REALS, gate.error, eps))
+            errors.append(proved_error(keys, text or activation.expression(dtype), proved_on, gate.error, eps))
             method = "proof"
-    return Solved(activation, gate.keys, max(errors), method, dtypes, gate.lipschitz)
+    error = max(errors) if gate.sign is None else float(up(max(errors) + up(SIGN_ERROR / gate.sign)))
+    return Solved(activation, gate.keys, error, method, dtypes, gate.lipschitz, domain, gate.sign)
 
 
 def stored_keys(keys: SoftHead[np.ndarray], dtype: str) -> SoftHead[np.ndarray]:
@@ -175,25 +175,3 @@ def proved_error(keys: SoftHead[np.ndarray], text: str, domain: tuple[float, flo
     with np.errstate(all="ignore"):
         found = LeavesProver().prove(program, target, ProofRequest(observed=seen, eps=eps, seconds=GATE_PROOF_SECONDS))
     return float(found.bound)
-
-
-def _softsign(activation: Activation, eps: float, dtypes: tuple[str, ...]) -> Solved:
-    """Compute s·(1 − A(y)) with s = tanh(βx) and y = x·s. A is proved on [0, R], and the sign adds SIGN_ERROR/β."""
-    least = math.inf
-    for p, row in sorted(RECIPROCAL.items()):
-        if row[-1] > eps:
-            continue
-        keys, seen = reciprocal(p)
-        stored = [stored_keys(keys, dtype) for dtype in dtypes]
-        error = max(proved_error(each, "1/(1 + x)", (0.0, SOFTSIGN_RANGE), seen, eps) for each in stored)
-        beta = 2.0 ** math.ceil(math.log2(SIGN_ERROR / (0.02 * eps)))
-        total = float(up(error + SIGN_ERROR / beta))
-        least = min(least, total)
-        if total <= eps:
-            reach = (-SOFTSIGN_RANGE, SOFTSIGN_RANGE)
-            return Solved(activation, keys, total, "proof", dtypes, 1.0, reach, beta)
-    best = min(row[-1] for row in RECIPROCAL.values()) if math.isinf(least) else least
-    raise InputError(
-        f"cannot prove softsign to eps={eps:g}: its tails fall like 1/x, and the least error is about {best:.2g}. "
-        "Choose a larger eps."
-    )

@@ -206,14 +206,14 @@ class AttentionPReLU(AttentionActivation):
 
 
 class AttentionSoftsign(AttentionActivation):
-    """Softsign in two layers: s = tanh(βx) by two keys and y = x·s, then s(1 − A(y)) with A(y) ≈ 1/(1 + y)."""
+    """Softsign in two layers: s = tanh(βx) by two keys and y = x·s, then s·A(y) with A(y) ≈ y/(1 + y)."""
 
     def compute(self, x: Tensor) -> Tensor:
         beta = self.solved.sign
         assert beta is not None
         sides = x.new_tensor([-1.0, 1.0])
         sign = Attend.apply(x, beta * sides, 0 * sides, sides, None)  # type: ignore[no-untyped-call]
-        rest: Tensor = sign * (1 - super().compute(x * sign))
+        rest: Tensor = sign * super().compute(x * sign)
         return rest
 
 

@@ -542,21 +542,27 @@ def reciprocal_keys(p: int, K: float, step: float, first: float) -> tuple[SoftHe
     return keys, max(core, tail(keys, reach) + 1 / reach)
 
 
+SIGN_ERROR = 0.4478
+"""sup x/cosh²(x), rounded up. Divided by β, it bounds the error that tanh(βx) in place of the sign adds to softsign."""
+SIGN_SHARE = 0.005
+"""Largest part of the error of softsign that may come from tanh(βx). β is free, so that it is small."""
+
+
 def softsign(eps: float) -> Gate:
     """Return the gate of x/(1 + |x|), in two layers.
 
     The first makes s = tanh(βx) and y = x·tanh(βx) by two keys, the second s·(1 − A(y)), A(y) ≈ 1/(1 + y).
 
     Error.  |s(1 − A(y)) − sy/(1 + y)| ≤ error of A on y ≥ 0. With T = |s|, |sy/(1 + y) − x/(1 + |x|)| is
-            |x|(1 − T)(1 + T + T|x|)/((1 + |x|)(1 + T|x|)) ≤ |x|(1 − T²) = |x|/cosh²(βx) ≤ 0.4478/β.
+            |x|(1 − T)(1 + T + T|x|)/((1 + |x|)(1 + T|x|)) ≤ |x|(1 − T²) = |x|/cosh²(βx) ≤ SIGN_ERROR/β.
     There are two layers, since float32 would not resolve keys of such different scales beside steep ones.
     """
-    beta = power_of_two(0.4478 / (0.005 * positive_number("eps", eps)))
+    beta = power_of_two(SIGN_ERROR / (SIGN_SHARE * positive_number("eps", eps)))
 
     def make(p: int) -> Gate:
         keys, error = reciprocal(p)
         complement = keys.combined(-1.0, constant=1.0)
-        return Gate("softsign", complement, error + 0.4478 / beta, 1.0, sign=beta)
+        return Gate("softsign", complement, error + SIGN_ERROR / beta, 1.0, sign=beta)
 
     return min_keys("softsign", eps, {p: row[-1] for p, row in RECIPROCAL.items()}, make)
 
