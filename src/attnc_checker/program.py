@@ -137,7 +137,7 @@ class Program:
                 self._head(f"{where}.head{h}", head, (tokens, width_in), keyed, width)
                 for h, head in enumerate(layer["heads"])
             ]
-            _need(layer["num_heads"] == len(heads) > 0, f"the heads of {where}")
+            _need(are_sizes([layer["num_heads"]]) and layer["num_heads"] == len(heads) > 0, f"the heads of {where}")
             made = AttentionLayer(where, heads, residual, cross)
         else:
             _need(width == width_in, f"the channels of {where}")
@@ -146,13 +146,13 @@ class Program:
         stream.layers.append(made)
         stream.shapes.append((tokens, width))
 
-    def _tensor(self, name: str, shape: list[int], *dtypes: str) -> tuple[Any, ...]:
+    def _tensor(self, name: str, shape: list[int], dtype: str) -> tuple[Any, ...]:
         """Return the numbers of a tensor, floats or integers by its dtype."""
         _need(name in self.unread, f"the tensor {name!r} is missing")
         self.unread.discard(name)
         found = self.tensors[name]
-        fits = list(found.shape) == shape and found.dtype in dtypes
-        _need(fits, f"the tensor {name!r} is {found.dtype} of shape {found.shape}, not {'/'.join(dtypes)} of {shape}")
+        fits = are_sizes(shape) and list(found.shape) == shape and found.dtype == dtype
+        _need(fits, f"the tensor {name!r} is {found.dtype} of shape {found.shape}, not {dtype} of {shape}")
         return found.values
 
     def _sparse(self, entry: Any, where: str) -> tuple[dict[tuple[int, ...], fmpq], list[int]]:
@@ -177,10 +177,14 @@ class Program:
         if head["mask"] is not None:
             _need(set(head["mask"]) == set(SEGMENTS), f"the mask of {where}")
             sizes = zip(SEGMENTS, (queries, keys), strict=True)
-            mask = Mask(*(self._tensor(f"{where}.mask.{name}", [size], "I32", "I64") for name, size in sizes))
+            mask = Mask(*(self._segments(head["mask"][name], f"{where}.mask.{name}", size) for name, size in sizes))
             if SEEN_BY_ALL not in mask.keys and not set(mask.queries) <= set(mask.keys):  # its average would be nan
                 raise Refused(f"a query of {where!r} sees no key")
         return HeadWeights(W_Q, W_K, W_V, W_O, mask)
+
+    def _segments(self, entry: Any, where: str, size: int) -> tuple[int, ...]:
+        _need(set(entry) == {"dtype", "shape"} and entry["shape"] == [size], where)
+        return self._tensor(where, entry["shape"], INTEGERS[entry["dtype"]])
 
     def _matrix(self, name: str, shape: list[int]) -> Matrix:
         values, columns = self._tensor(name, shape, FLOATS[self.dtype]), shape[1]

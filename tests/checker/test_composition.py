@@ -192,6 +192,18 @@ def test_a_changed_mask(net, saved):
             assert "is not re-proved to" in reason or "sees no key" in reason, (name, value, reason)
 
 
+@pytest.mark.parametrize("stated", [{"dtype": "int64"}, {"dtype": "int3"}, {"shape": [1]}, {"shape": 7}, {"more": 0}])
+def test_a_mask_that_is_described_otherwise(net, stated):
+    """attnc would not read it."""
+
+    def change(data):
+        heads = [head for layer in data["program"]["layers"] for head in layer.get("heads", ())]
+        next(head["mask"] for head in heads if head["mask"])["key_segments"].update(stated)
+
+    edit(net, "config.json", change)
+    assert "do not describe a network" in (reason := refusal(net, 2)) or "does not describe a network" in reason
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("text", ["relu(a*b - c) + sin(a*b)*c", "sin(20*a*b)", "clip(a*b, -0.3, 0.5)/(2 + c)"])
