@@ -11,7 +11,16 @@ from decimal import Decimal
 import numpy as np
 
 from attnc.constructions.fitting.circuit import Circuit
-from attnc.constructions.fitting.gate import ALL_REALS, GATES, SELU_ALPHA, SELU_SCALE, SIGN_ERROR, Gate
+from attnc.constructions.fitting.gate import (
+    ACTIVATIONS,
+    ALL_REALS,
+    GATES,
+    OTHER_RECIPES,
+    SELU_ALPHA,
+    SELU_SCALE,
+    SIGN_ERROR,
+    Gate,
+)
 from attnc.errors import InputError, real_number
 from attnc.ir.soft_head import SoftHead
 from attnc.numerics.arrays import Float
@@ -87,20 +96,11 @@ def _softplus_text(beta: float) -> str:
 
 
 TEXTS: dict[str, Callable[..., str]] = {
-    "sigmoid": lambda: "sigmoid(x)",
-    "tanh": lambda: "tanh(x)",
-    "tanhshrink": lambda: "x - tanh(x)",
-    "silu": lambda: "silu(x)",
-    "quick_gelu": lambda: "x*sigmoid(1.702*x)",
-    "mish": lambda: "x*tanh(softplus(x))",
-    "gelu": lambda: "gelu(x)",
-    "gelu_tanh": lambda: "x*sigmoid(2*sqrt(2/pi)*(x + 0.044715*x**3))",
+    **{name: lambda name=name: f"{name}(x)" for name in ACTIVATIONS},
+    **{name: lambda text=text: text for name, (text, _) in OTHER_RECIPES.items()},
     "softplus": lambda beta=1.0: _softplus_text(beta),
     "logsigmoid": lambda: "-softplus(-x)",
-    "erf": lambda: "erf(x)",
-    "relu": lambda: "max(x, 0)",
     "leaky_relu": lambda slope: f"max(x, 0) + {exact_number(slope)}*min(x, 0)",
-    "abs": lambda: "abs(x)",
     "hardtanh": lambda lo=-1.0, hi=1.0: f"clip(x, {exact_number(lo)}, {exact_number(hi)})",
     "relu6": lambda: "clip(x, 0, 6)",
     "hardsigmoid": lambda: "clip(x/6 + 1/2, 0, 1)",
@@ -138,18 +138,18 @@ def solve(activation: Activation, eps: float, dtypes: tuple[str, ...]) -> Solved
 
 
 def _proved(activation: Activation, gate: Gate, dtypes: tuple[str, ...], eps: float) -> Solved:
-    """Prove the keys of a gate. Those of softsign are its second layer, y/(1 + y) for 0 ≤ y ≤ SOFTSIGN_RANGE."""
+    """Prove the keys of a gate. Those of softsign are its second layer, with inputs from 0 to SOFTSIGN_RANGE."""
     errors, method = list[float](), "closed form"
-    text, proved_on, domain = None, ALL_REALS, ALL_REALS
+    proved_on = domain = ALL_REALS
     if gate.sign is not None:
-        text, proved_on, domain = "x/(1 + x)", (0.0, SOFTSIGN_RANGE), (-SOFTSIGN_RANGE, SOFTSIGN_RANGE)
+        proved_on, domain = (0.0, SOFTSIGN_RANGE), (-SOFTSIGN_RANGE, SOFTSIGN_RANGE)
     for dtype in dtypes:
         keys = stored_keys(gate.keys, dtype)
         is_exact = all(map(np.array_equal, key_arrays(keys).values(), key_arrays(gate.keys).values()))
         if gate.is_proved and is_exact:
             errors.append(gate.error)
         else:
-            errors.append(proved_error(keys, text or activation.expression(dtype), proved_on, gate.error, eps))
+            errors.append(proved_error(keys, activation.expression(dtype), proved_on, gate.error, eps))
             method = "proof"
     error = max(errors) if gate.sign is None else float(up(max(errors) + up(SIGN_ERROR / gate.sign)))
     return Solved(activation, gate.keys, error, method, dtypes, gate.lipschitz, domain, gate.sign)

@@ -31,7 +31,7 @@ from attnc.constructions.built import round_above
 from attnc.constructions.fitting.circuit import Circuit, Wire
 from attnc.constructions.fitting.minimax import chebyshev, fit_values, highest
 from attnc.errors import InputError, positive_number, real_number
-from attnc.functions.gate_recipes import Decay, ExactKeys, FittedKeys, GateRecipe, TwoLines
+from attnc.functions.gate_recipes import Decay, ExactKeys, FittedKeys, GateRecipe, PickedValue, TwoLines
 from attnc.functions.gate_table import GELU_TANH, RECIPROCAL
 from attnc.functions.logistic import SILU_SLOPE_TURNS, logistic
 from attnc.functions.registry import FUNCTIONS
@@ -278,6 +278,8 @@ IDENTITY_HINTS = {2: 8.5e-4, 3: 1.5e-5, 4: 9.8e-8, 5: 3.1e-9, 6: 3.2e-11, 7: 1.3
 """Number of keys → the largest error measured on [−1, 1], rounded up. A test compares them with the gates."""
 TANH_CUBIC = 0.044715
 """The coefficient of x³ in the tanh approximation of GELU."""
+QUICK_GELU_SLOPE = 1.702
+"""The factor of x in the sigmoid approximation of GELU."""
 
 
 @functools.lru_cache(maxsize=256)
@@ -569,22 +571,32 @@ def softsign(eps: float) -> Gate:
 
 # The gate of every activation
 
-ACTIVATIONS = ("sigmoid", "tanh", "silu", "relu", "abs", "gelu", "erf", "atan", "exp")
-"""Functions of the expression language whose gates have no parameters except eps, and hi for exp."""
-OTHER_RECIPES: dict[str, GateRecipe] = {
-    # x − tanh x: the weights of tanh, values x ± 1
-    "tanhshrink": ExactKeys((-1.0, 1.0), (0.0, 0.0), (1.0, -1.0), (1.0, 1.0), lipschitz=1.0),
-    # x·σ(1.702x); 1.702 is stored with a relative error of 2⁻⁵³, and s²σ′(s)/1.702 ≤ 0.26
-    "quick_gelu": ExactKeys((0.0, 1.702), (0.0, 0.0), (0.0, 0.0), (0.0, 1.0), SILU_SLOPE_TURNS[1][2], 2.0**-54),
-    # x·tanh(log(1 + eˣ)): with z = eˣ, tanh(log(1 + z)) = ((1 + z)² − 1)/((1 + z)² + 1) = (2z + z²)/(2 + 2z + z²);
-    # log 2 is stored to within 2⁻⁵⁴, which moves the output by |x|·w₀(1 − w₀)·2⁻⁵⁴, and |x|·w₀(1 − w₀) < ½
-    "mish": ExactKeys(
-        (0.0, 1.0, 2.0), (math.log(2), math.log(2), 0.0), (0.0, 0.0, 0.0), (0.0, 1.0, 1.0), 1.088498161251728, 2.0**-55
+ACTIVATIONS = tuple(n for n, f in FUNCTIONS.items() if f.gate is not None and not isinstance(f.gate, PickedValue))
+"""Functions of one variable of the expression language that have gates."""
+OTHER_RECIPES: dict[str, tuple[str, GateRecipe]] = {
+    # the weights of tanh, values x ± 1
+    "tanhshrink": ("x - tanh(x)", ExactKeys((-1.0, 1.0), (0.0, 0.0), (1.0, -1.0), (1.0, 1.0), lipschitz=1.0)),
+    # 1.702 is stored with a relative error of 2⁻⁵³, and s²σ′(s)/1.702 ≤ 0.26
+    "quick_gelu": (
+        f"x*sigmoid({QUICK_GELU_SLOPE}*x)",
+        ExactKeys((0.0, QUICK_GELU_SLOPE), (0.0, 0.0), (0.0, 0.0), (0.0, 1.0), SILU_SLOPE_TURNS[1][2], 2.0**-54),
     ),
-    # x·σ(2√(2/π)(x + 0.044715x³)), which is ½x(1 + tanh(√(2/π)(x + 0.044715x³)))
-    "gelu_tanh": FittedKeys(_gelu_tanh_below, lambda x: x * math.exp(-1.59 * x), 1.128993068658772, GELU_TANH),
+    # with z = eˣ, tanh(log(1 + z)) = ((1 + z)² − 1)/((1 + z)² + 1) = (2z + z²)/(2 + 2z + z²);
+    # log 2 is stored to within 2⁻⁵⁴, which moves the output by |x|·w₀(1 − w₀)·2⁻⁵⁴, and |x|·w₀(1 − w₀) < ½
+    "mish": (
+        "x*tanh(softplus(x))",
+        ExactKeys(
+            *((0.0, 1.0, 2.0), (math.log(2), math.log(2), 0.0), (0.0, 0.0, 0.0), (0.0, 1.0, 1.0)),
+            *(1.088498161251728, 2.0**-55),
+        ),
+    ),
+    # ½x(1 + tanh(√(2/π)(x + 0.044715x³)))
+    "gelu_tanh": (
+        f"x*sigmoid(2*sqrt(2/pi)*(x + {TANH_CUBIC}*x**3))",
+        FittedKeys(_gelu_tanh_below, lambda x: x * math.exp(-1.59 * x), 1.128993068658772, GELU_TANH),
+    ),
 }
-"""Recipes of activations that are not in the expression language."""
+"""Activations that have no name in the expression language: each as an expression, and its recipe."""
 
 
 def function_gate(name: str, eps: float, hi: float = 0.0) -> Gate:
@@ -610,7 +622,7 @@ def recipe_gate(name: str, recipe: GateRecipe | None, eps: float, hi: float = 0.
 
 
 GATES: dict[str, Callable[..., Gate]] = {
-    **{name: functools.partial(recipe_gate, name, recipe) for name, recipe in OTHER_RECIPES.items()},
+    **{name: functools.partial(recipe_gate, name, recipe) for name, (_, recipe) in OTHER_RECIPES.items()},
     **{name: functools.partial(function_gate, name) for name in ACTIVATIONS},
     "leaky_relu": leaky_relu,
     "prelu": functools.partial(leaky_relu, slope=0.25, name="prelu"),

@@ -38,7 +38,7 @@ def gelu_tanh(t: arb) -> arb:
 
 
 REFERENCES: dict[str, Reference] = {
-    **{name: VALUES[name] for name in (*ACTIVATIONS, "softplus")},
+    **{name: VALUES[name] for name in ACTIVATIONS},
     "tanhshrink": lambda t: t - t.tanh(),
     "quick_gelu": lambda t: t * sigmoid(arb("1.702") * t),
     "mish": lambda t: t * softplus(t).tanh(),
