@@ -24,7 +24,7 @@ from typing import Any
 
 from attnc.errors import FileError, positive_number, whole_number
 from attnc.exports.directory import CERTIFICATE, MAX_CERTIFICATES, WEIGHTS, folder_named, require_folder
-from attnc.exports.safe_files import CONFIG, open_regular, write_file_whole
+from attnc.exports.safe_files import CONFIG, open_regular, sha256_of, write_file_whole
 
 MAX_HASHED_BYTES = 2**28
 """The largest file of a network that is hashed. The checker reads none that is larger."""
@@ -118,7 +118,7 @@ def fingerprints(folder: str | Path) -> frozenset[str]:
         names = [name for name in os.listdir(folder) if CERTIFICATE.fullmatch(name)]
         if len(names) > MAX_CERTIFICATES:
             return frozenset()
-        digests = {name: _digest(os.path.join(folder, name)) for name in (CONFIG, WEIGHTS, *names)}
+        digests = {name: sha256_of(os.path.join(folder, name), MAX_HASHED_BYTES) for name in (CONFIG, WEIGHTS, *names)}
     except (OSError, FileError):
         return frozenset()
     found = (fingerprint(digests, name) for name in names)
@@ -187,13 +187,6 @@ def _records() -> str | None:
     return os.path.join(given, "attnc", "re-proved") if os.path.isabs(given) else None
 
 
-def _digest(path: str) -> str:
-    with open_regular(path) as file:
-        if os.fstat(file.fileno()).st_size > MAX_HASHED_BYTES:
-            raise FileError(f"{path!r} has more than {MAX_HASHED_BYTES:,} bytes")
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 @functools.cache
 def _checker_digest() -> str | None:
     """Return the hash of the checker: its sources, and the version of the arithmetic that it computes with."""
@@ -205,7 +198,7 @@ def _checker_digest() -> str | None:
         digest.update(version("python-flint").encode())
         for root in spec.submodule_search_locations:
             for path in sorted(Path(root).rglob("*.py")):
-                digest.update(f"\n{path.relative_to(root).as_posix()} {_digest(str(path))}".encode())
+                digest.update(f"\n{path.relative_to(root).as_posix()} {sha256_of(path, MAX_HASHED_BYTES)}".encode())
     except (OSError, FileError, PackageNotFoundError):
         return None
     return digest.hexdigest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import shlex
 import sys
@@ -185,14 +186,16 @@ def test_files_that_cannot_be_read(refused, tmp_path: Path, monkeypatch):
         return refused("compile", "--csv", path, "--inputs", "x", "--output", "z")
 
     path, long = tmp_path / "t.csv", b"x,z\n" + b"\n".join(b"%d,%d" % (i, i) for i in range(50))
-    assert "No such file" in refusal(tmp_path / "none.csv")
-    assert refusal(tmp_path)
+    assert "is missing" in refusal(tmp_path / "none.csv")
+    assert "not a regular file" in refusal(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    assert "not a regular file" in refusal(tmp_path / "pipe")
     assert "line 3: not UTF-8 (byte 0xe9); save the file as UTF-8" in refusal(path, b"x,z\n1,2\n\xe9,3\n")
     assert refusal(path, b"x,z\n1,2\x00\n")
     monkeypatch.setattr(tables, "MAX_ROWS", 40)
     assert "more than 40 rows" in refusal(path, long)
     monkeypatch.setattr(tables, "MAX_CSV_BYTES", 100)
-    assert "more than the 100 that are read" in refusal(path, long)
+    assert "more than the 100 bytes that are read" in refusal(path, long)
 
 
 def test_an_eps_out_of_reach_is_exit_code_one(run, tmp_path: Path):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from attnc.cli.options import read_box
 from attnc.errors import FileError, InputError
+from attnc.exports.safe_files import open_regular
 from attnc.wording import plural
 
 if TYPE_CHECKING:
@@ -141,17 +142,13 @@ def _names(option: str, given: str | None) -> tuple[str, ...]:
 
 
 def read_text(path: Path, max_bytes: int, remedy: str) -> str:
-    """Read a UTF-8 file of at most `max_bytes` bytes, or standard input for "-"; `remedy` is for a longer one."""
+    """Read a regular UTF-8 file, or standard input for "-". One of more than `max_bytes` needs the `remedy`."""
     try:
-        is_input = str(path) == "-"
-        size = 0 if is_input else path.stat().st_size
-        if size > max_bytes:
-            raise FileError(f"{path}: {size:,} bytes, more than the {max_bytes:,} that are read; {remedy}")
-        with nullcontext(sys.stdin.buffer) if is_input else path.open("rb") as file:
+        with nullcontext(sys.stdin.buffer) if str(path) == "-" else open_regular(path) as file:
             raw = file.read(max_bytes + 1)
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror or error}") from None
-    if len(raw) > max_bytes:  # a pipe has no size
+    if len(raw) > max_bytes:
         raise FileError(f"{path}: more than the {max_bytes:,} bytes that are read; {remedy}")
     try:
         return raw.decode("utf-8-sig")

@@ -23,11 +23,11 @@ from attnc.exports.directory import json_bytes
 from attnc.exports.safe_files import (
     CONFIG,
     FolderKind,
-    Path,
-    open_regular,
+    PathLike,
     read_bytes,
     read_json,
     require_format,
+    sha256_of,
     write_whole,
 )
 
@@ -96,8 +96,8 @@ def quiet() -> Iterator[None]:
 
 
 def convert_directory(
-    source: Path,
-    out: Path,
+    source: PathLike,
+    out: PathLike,
     eps: float = 1e-6,
     *,
     texts: Sequence[str] | None = None,
@@ -135,7 +135,7 @@ def convert_directory(
     return report
 
 
-def load_converted(path: Path) -> nn.Module:
+def load_converted(path: PathLike) -> nn.Module:
     """Load the model that `attnc convert` wrote. Its keys are proved again and must equal those in the file."""
     folder = os.fspath(path)
     config = read_json(os.path.join(folder, CONFIG))
@@ -146,8 +146,7 @@ def load_converted(path: Path) -> nn.Module:
     facts = read_json(os.path.join(folder, REPORT))
     hashes = facts.get("sha256")
     for name in (WEIGHTS, KEYS):
-        with open_regular(os.path.join(folder, name)) as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        digest = sha256_of(os.path.join(folder, name), MAX_WEIGHT_BYTES)
         if not isinstance(hashes, dict) or hashes.get(name) != digest:
             raise FileError(f"{folder!r}: {REPORT} belongs to another {name}; convert the model again")
     converted, _ = convert_module(load_model(folder), found.get("eps"), False, None)  # type: ignore[arg-type]

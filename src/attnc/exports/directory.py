@@ -15,7 +15,7 @@ from attnc.exports.safe_files import (
     MAX_JSON_BYTES,
     MAX_TENSOR_BYTES,
     FolderKind,
-    Path,
+    PathLike,
     pack_tensors,
     parse_json,
     read_bytes,
@@ -44,7 +44,11 @@ RESERVED = ("format", "program", "certificates")
 
 
 def save_network(
-    path: Path, program: Program, config: Mapping[str, Any], certificates: Mapping[str, Mapping[str, Any]], card: str
+    path: PathLike,
+    program: Program,
+    config: Mapping[str, Any],
+    certificates: Mapping[str, Mapping[str, Any]],
+    card: str,
 ) -> str:
     """Write the directory, whole or not at all. Return the SHA-256 of the weights, which the certificates state."""
     check(program)
@@ -74,7 +78,7 @@ class SavedNetwork(NamedTuple):
     digests: dict[str, str]
 
 
-def load_network(path: Path, max_bytes: int = MAX_TENSOR_BYTES) -> SavedNetwork:
+def load_network(path: PathLike, max_bytes: int = MAX_TENSOR_BYTES) -> SavedNetwork:
     """Read the folder of a saved network.
 
     Everything is checked before it is used, and sizes are checked before memory is allocated. `max_bytes` bounds the
@@ -109,14 +113,14 @@ def load_network(path: Path, max_bytes: int = MAX_TENSOR_BYTES) -> SavedNetwork:
     return SavedNetwork(program, kept, certificates, digests)
 
 
-def folder_named(path: Any) -> Path:
+def folder_named(path: Any) -> PathLike:
     """Return the path of a saved network. Raise InputError if it is not a path."""
     if not isinstance(path, str | os.PathLike):
         raise InputError(f"a saved network is named by its folder, found {path!r:.80}")
     return path
 
 
-def require_folder(path: Path) -> str:
+def require_folder(path: PathLike) -> str:
     """Return the path of a folder as text. Raise FileError if there is none."""
     folder = os.fspath(path)
     if not os.path.isdir(folder):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnc.errors import FileError, InputError, MissingExtra
-from attnc.exports.safe_files import Path, why_not_into, write_file_whole
+from attnc.exports.safe_files import PathLike, why_not_into, write_file_whole
 from attnc.ir.layers import EVERY_QUERY, Mask
 from attnc.ir.normal_form import FloatForm, FoldedHead, SoftmaxStage, Stage, normal_form
 from attnc.ir.program import Program
@@ -55,7 +55,7 @@ gathered."""
 
 def export_onnx(
     program: Program,
-    path: Path,
+    path: PathLike,
     *,
     metadata: Mapping[str, str] | None = None,
     opset: int = OPSET,
@@ -91,7 +91,7 @@ def check_operators(model: onnx.ModelProto) -> None:
             raise FileError(f"the node {node.name!r} is {name}; allowed are {', '.join(sorted(ALLOWED))}")
 
 
-def run_onnx(model: Path | bytes, inputs: Sequence[np.ndarray]) -> np.ndarray:
+def run_onnx(model: PathLike | bytes, inputs: Sequence[np.ndarray]) -> np.ndarray:
     """Run a file, or the content of one, by onnxruntime on the CPU, with its default optimisations."""
     try:
         import onnxruntime
@@ -152,7 +152,7 @@ def _mark(graph: Graph, u: str, moved: str) -> str:
     return graph.node("Reshape", "limits/out", summed, graph.constant("limits/shape", np.array([0, 1, 1])))
 
 
-def _checked_target(path: Path) -> str:
+def _checked_target(path: PathLike) -> str:
     try:
         target = os.path.realpath(path)
     except (OSError, ValueError) as error:  # a link to itself; a NUL in the path

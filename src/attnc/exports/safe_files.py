@@ -27,7 +27,7 @@ import numpy as np
 from attnc.errors import FileError
 
 CONFIG = "config.json"
-Path = str | os.PathLike[str]
+PathLike = str | os.PathLike[str]
 DType = np.dtype[Any]
 Layout = Mapping[str, tuple[DType, tuple[int, ...]]]
 """The dtype and the shape of each tensor by its name."""
@@ -60,7 +60,7 @@ DTYPES: dict[str, DType] = {
 
 
 @contextmanager
-def open_regular(path: Path) -> Iterator[BufferedReader]:
+def open_regular(path: PathLike) -> Iterator[BufferedReader]:
     """Open a regular file or a link to one, but never a pipe, a device or a folder. OSErrors become FileErrors."""
     try:
         try:
@@ -80,16 +80,27 @@ def open_regular(path: Path) -> Iterator[BufferedReader]:
         raise FileError(f"{os.fspath(path)!r} does not fit in memory") from error
 
 
-def read_bytes(path: Path, max_bytes: int) -> bytes:
+def read_bytes(path: PathLike, max_bytes: int) -> bytes:
     """Read a regular file of at most `max_bytes`."""
     with open_regular(path) as file:
-        size = _size(file)
-        if size > max_bytes:
-            raise FileError(f"{os.fspath(path)!r} has {size:,} bytes, more than the {max_bytes:,} that are read here")
-        return file.read(size)
+        return file.read(_limited_size(file, path, max_bytes))
 
 
-def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
+def sha256_of(path: PathLike, max_bytes: int) -> str:
+    """Return the SHA-256 of a regular file of at most `max_bytes`."""
+    with open_regular(path) as file:
+        _limited_size(file, path, max_bytes)
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _limited_size(file: BufferedReader, path: PathLike, max_bytes: int) -> int:
+    size = _size(file)
+    if size > max_bytes:
+        raise FileError(f"{os.fspath(path)!r} has {size:,} bytes, more than the {max_bytes:,} that are read here")
+    return size
+
+
+def read_json(path: PathLike, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
     """Read the object in a JSON file (strictly RFC 8259: UTF-8, no NaN or Infinity, no key twice)."""
     return parse_json(read_bytes(path, max_bytes), os.fspath(path))
 
@@ -160,7 +171,7 @@ def pack_tensors(tensors: Mapping[str, np.ndarray]) -> bytes:
     return packed
 
 
-def read_tensors(path: Path, expected: Layout, max_bytes: int) -> tuple[dict[str, np.ndarray], str]:
+def read_tensors(path: PathLike, expected: Layout, max_bytes: int) -> tuple[dict[str, np.ndarray], str]:
     """Read exactly the `expected` tensors of a safetensors file, and hash its bytes (SHA-256) in the same pass."""
     origin = os.fspath(path)
     with open_regular(path) as file:
@@ -276,7 +287,7 @@ class FolderKind:
     keys: tuple[str, ...]  # the keys that lead to the format in config.json
     is_part: Callable[[str], object]  # true for the names of its files
 
-    def includes(self, path: Path) -> bool:
+    def includes(self, path: PathLike) -> bool:
         """Return whether the config.json of a folder states a format of this kind, of any version."""
         try:
             found: Any = read_json(os.path.join(os.fspath(path), CONFIG))
@@ -302,7 +313,7 @@ class FolderKind:
         return None
 
 
-def write_whole(path: Path, files: Mapping[str, bytes], kind: FolderKind) -> None:
+def write_whole(path: PathLike, files: Mapping[str, bytes], kind: FolderKind) -> None:
     """Make the directory `path` with these files in it, and leave no trace on failure.
 
     An existing directory of this kind is replaced. Anything else is left unchanged. Only the last component
@@ -376,7 +387,7 @@ def write_file_whole(target: str, content: bytes) -> None:
             os.unlink(new)
 
 
-def why_not_writable(path: Path, kind: FolderKind) -> str | None:
+def why_not_writable(path: PathLike, kind: FolderKind) -> str | None:
     """Return why `write_whole` cannot write there and what to do, or None if it can. Call it before long work."""
     given = os.fspath(path)
     stripped = given.rstrip(os.sep) or given
