@@ -17,14 +17,12 @@ from attnc.numerics.rounding import UNIT_ROUNDOFF, engine_assumption, up
 from attnc.proofs.certificate import Certificate
 from attnc.proofs.observed import observed_error, sample_points
 from attnc.proofs.proof import Leaves, Points, Proof, Stages
-from attnc.proofs.prover import ProofRequest
+from attnc.proofs.prover import PROOF_SECONDS, ProofRequest
 from attnc.proofs.provers import best_proof
 from attnc.proofs.staged.prover import TRUNCATION
 from attnc.targets.expressions.kinks import REACH
 from attnc.targets.target import Target
 
-PROOF_SECONDS = 30.0
-"""Time limit of the proof of one network, in seconds: nine times the slowest compilation of the corpus, 3.4 s."""
 QUADRATURE = 1e-3
 """Relative error allowed to an observed L_p norm, which is a mean over sampled points. If the observed norm exceeds the
 bound by more, compile reports a defect."""

@@ -15,20 +15,18 @@ import numpy as np
 
 from attnc.certifying import certify_also, observe, prove
 from attnc.constructions.built import Built, Progress
-from attnc.constructions.construction import MAX_ANCHORS, MAX_BYTES, Request, exponent
+from attnc.constructions.construction import DEFAULT_EPS, MAX_ANCHORS, MAX_BYTES, Request, exponent
 from attnc.errors import BoundNotMet, real_number
 from attnc.exports.tensors import encode
 from attnc.network import Network
 from attnc.numerics.arithmetic import require_no_fault
 from attnc.numerics.threads import one_thread
-from attnc.planning import candidates, fitted
+from attnc.planning import candidates, without_overflow
 from attnc.refusing import not_met, rounding_of, with_reachable
 from attnc.targets.box import BoxLike
 from attnc.targets.sources import as_target
 from attnc.targets.target import Target
 
-DEFAULT_EPS = 1e-2
-"""The largest error if neither eps nor points_per_axis is given."""
 MAX_RETRIES = 6
 """Maximum number of retries of a construction with a smaller eps. Each costs a build and a proof. The 135 quickest
 cases of the corpus need no retry."""
@@ -158,7 +156,7 @@ def _within_eps(target: Target, request: Request) -> _Attempt:
     unbuilt: BoundNotMet | None = None
     for build in candidates(target, request):
         try:
-            attempt = _refined(_proved(fitted(build, target), target, request), target, request)
+            attempt = _refined(_proved(without_overflow(build, target), target, request), target, request)
         except BoundNotMet as refusal:
             unbuilt = refusal
             continue
@@ -189,7 +187,7 @@ def _refined(best: _Attempt, target: Target, request: Request) -> _Attempt:
             asked *= last.room
         finer = replace(request, eps=asked, construction=last.built.construction)
         try:
-            built = fitted(again or next(candidates(target, finer)), target)
+            built = without_overflow(again or next(candidates(target, finer)), target)
         except BoundNotMet:
             break
         if last.is_same(built):  # its samples show a smaller error than it was asked for

@@ -10,6 +10,7 @@ from typing import Any
 
 from attnc.errors import FileError, InputError
 from attnc.exports.directory import folder_named, load_network
+from attnc.exports.safe_files import MAX_TENSOR_BYTES
 from attnc.ir.layers import Affine
 from attnc.network import Network
 from attnc.numerics.rounding import UNIT_ROUNDOFF
@@ -18,7 +19,7 @@ from attnc.targets.box import Box
 from attnc.verifying import fingerprint, is_remembered
 
 
-def load(path: str | Path, *, max_bytes: int = 2**32) -> Network:
+def load(path: str | Path, *, max_bytes: int = MAX_TENSOR_BYTES) -> Network:
     """Read a saved network.
 
     Parameters
@@ -65,13 +66,13 @@ def load(path: str | Path, *, max_bytes: int = 2**32) -> Network:
     try:
         box = Box.parse({str(name): tuple(ends) for name, ends in config["box"].items()})
         own = str(program.dtype)
-        also = {}
+        by_dtype = {}
         for name, claim in certificates.items():
             dtype = name.removeprefix("certificate").removesuffix(".json").removeprefix(".") or own
-            also[dtype] = _certificate(claim, dtype, box, config["expression"])
+            by_dtype[dtype] = _certificate(claim, dtype, box, config["expression"])
             if is_remembered(fingerprint(digests, name)):
-                also[dtype] = dataclasses.replace(also[dtype], standing=Standing.REPROVED)
-        certificate = also.pop(own)
+                by_dtype[dtype] = dataclasses.replace(by_dtype[dtype], standing=Standing.REPROVED)
+        certificate = by_dtype.pop(own)
         _require_same("variables", config["variables"], list(box.names))
         if box.d != sum(math.prod(shape) for shape in program.input_shapes):
             raise InputError(f"a box of {box.d} variables for inputs of shape {program.input_shapes}")
@@ -87,7 +88,7 @@ def load(path: str | Path, *, max_bytes: int = 2**32) -> Network:
             eps=_typed(config, "eps", float | int | None),
             parameters=_typed(config, "parameters", dict),
             command=_typed(config, "command", str | None),
-            also=also,
+            also=by_dtype,
         )
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError, InputError) as error:
         raise FileError(f"{path}: config.json does not fit: {type(error).__name__}: {error}") from None

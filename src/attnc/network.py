@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from attnc.engines.numpy_engine import NumpyEngine, Progress
+from attnc.constructions.construction import MAX_BYTES
+from attnc.engines.numpy_engine import FractionDone, NumpyEngine
 from attnc.errors import InputError, ParityExceeded, ProgramError, real_number
 from attnc.exports.directory import folder_named, save_network
 from attnc.ir.program import Program, require_shapes, split_columns
@@ -26,7 +27,7 @@ from attnc.numerics.arrays import Float
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.proofs.certificate import Certificate, Standing
 from attnc.proofs.observed import observed_error, sample_with_tails
-from attnc.proofs.prover import ProofRequest
+from attnc.proofs.prover import PROOF_SECONDS, ProofRequest
 from attnc.proofs.provers import best_proof
 from attnc.proofs.staged.claims import stated_derivation
 from attnc.targets.box import Box, BoxLike
@@ -226,7 +227,7 @@ class Network:
         """
         return self._engine.truncation
 
-    def bound(self, box: BoxLike | None = None, *, seconds: float = 30.0) -> float | None:
+    def bound(self, box: BoxLike | None = None, *, seconds: float = PROOF_SECONDS) -> float | None:
         """Return the bound of the certificate. For a part of the box, prove a new one for these weights.
 
         Parameters
@@ -358,7 +359,7 @@ class Network:
         return engine if is_covered else NumpyEngine(self.program, with_grids=False)
 
     def __call__(
-        self, *inputs: Float[np.ndarray, "batch ..."], outside: str = "raise", progress: Progress | None = None
+        self, *inputs: Float[np.ndarray, "batch ..."], outside: str = "raise", progress: FractionDone | None = None
     ) -> Float[np.ndarray, "batch ..."]:
         """Return the outputs at points of the box.
 
@@ -391,7 +392,7 @@ class Network:
         return self._evaluated(self._checked(inputs, outside), outside, progress)
 
     def at(
-        self, points: Float[np.ndarray, "points d"], progress: Progress | None = None
+        self, points: Float[np.ndarray, "points d"], progress: FractionDone | None = None
     ) -> Float[np.ndarray, "points outputs"]:
         """Return the outputs of each point as one row, whatever shapes the network takes and returns.
 
@@ -425,7 +426,7 @@ class Network:
         *inputs: Float[np.ndarray, "batch ..."],
         cache: bool = False,
         outside: str = "raise",
-        max_bytes: int = 2**30,
+        max_bytes: int = MAX_BYTES,
     ) -> Run:
         """Return the outputs. With `cache`, also return every intermediate array of the unfolded reference.
 
@@ -464,7 +465,7 @@ class Network:
         return Run(*evaluate_recorded(self.program, checked, max_bytes))
 
     def _evaluated(
-        self, checked: tuple[np.ndarray, ...], outside: str, progress: Progress | None = None
+        self, checked: tuple[np.ndarray, ...], outside: str, progress: FractionDone | None = None
     ) -> Float[np.ndarray, "batch ..."]:
         """Return the outputs; raise InputError if scores overflow, outside the box or far out on an infinite range."""
         if self.box.is_bounded and outside != "allow":

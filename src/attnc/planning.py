@@ -10,7 +10,15 @@ import numpy as np
 
 from attnc.constructions.built import Built, Progress
 from attnc.constructions.catalogue import CATALOGUE
-from attnc.constructions.construction import MAX_ANCHORS, MAX_BYTES, Construction, Estimate, Request, exponent
+from attnc.constructions.construction import (
+    DEFAULT_EPS,
+    MAX_ANCHORS,
+    MAX_BYTES,
+    Construction,
+    Estimate,
+    Request,
+    exponent,
+)
 from attnc.errors import AttncError, BoundNotMet, InputError, ProgramError, real_number
 from attnc.numerics.threads import one_thread
 from attnc.targets.box import BoxLike
@@ -23,7 +31,7 @@ T = TypeVar("T")
 def plan(
     source: str | Target | Callable[[np.ndarray], Any],
     box: BoxLike | None = None,
-    eps: float = 1e-2,
+    eps: float = DEFAULT_EPS,
     *,
     dtype: str = "float64",
     criterion: str = "multiply_adds",
@@ -123,11 +131,11 @@ def _build(construction: Construction, target: Target, request: Request) -> Call
     return build
 
 
-def fitted(fit: Callable[[], T], target: Target) -> T:
-    """Return the result of a fit; raise InputError if the numbers of the target are too large or too small for it."""
+def without_overflow(work: Callable[[], T], target: Target) -> T:
+    """Return the result of the work. Raise InputError if the target has too large or too small numbers for it."""
     try:
         with np.errstate(all="ignore"):  # a number that overflows is not finite, and is refused
-            return fit()
+            return work()
     except (np.linalg.LinAlgError, ProgramError) as failure:
         raise InputError(
             f"the numbers of {target.describe()} on {target.box} are too large or too small for a fit ({failure}): "
@@ -140,7 +148,7 @@ def estimate(construction: Construction, target: Target, request: Request) -> Es
     reason = construction.why_not(target, request)
     if reason is None:
         try:
-            return fitted(lambda: construction.estimate(target, request), target)
+            return without_overflow(lambda: construction.estimate(target, request), target)
         except AttncError as refusal:
             reason = str(refusal)
     return Estimate(construction.name, why_not=reason)

@@ -152,7 +152,7 @@ def compile_command(
 ) -> None:
     """Build a network for an expression or a table, and prove how far off it can be."""
     from attnc import compile as compile_network
-    from attnc.compiling import DEFAULT_EPS
+    from attnc.constructions.construction import DEFAULT_EPS
     from attnc.exports.directory import NETWORK
     from attnc.model_card import summary
 

@@ -28,7 +28,9 @@ from attnc.targets.target import Target
 MAX_ANCHORS = 2_000_000
 """Default limit on (head, key) pairs. At eight numbers per anchor and 64 bytes per number they need about MAX_BYTES."""
 MAX_BYTES = 2**30
-"""Default limit on the bytes of a program and of the arrays that it is made from: one GiB."""
+"""Default limit on the bytes of a program, of the arrays that it is made from, and of a recorded run: one GiB."""
+DEFAULT_EPS = 1e-2
+"""The largest error if neither eps nor points_per_axis is given."""
 MAX_STEP_ANCHORS = 1024
 """Limit on the heads and on the anchors of a step. With 1024 anchors a step has an error of 6e-5. Rounding grows with
 the square of their number."""

@@ -46,7 +46,8 @@ GATHERED_KEYS = 2**22
 """Maximum number of (query, visible key) pairs of a masked head whose keys are gathered per query: 32 MiB of
 float64."""
 
-Progress = Callable[[float], None]
+FractionDone = Callable[[float], None]
+"""A callback that gets the fraction of a run that is done."""
 
 
 class NumpyEngine:
@@ -64,7 +65,7 @@ class NumpyEngine:
         cells = [stage.cells_per_point for stage in self._stages]
         self._cells_per_point = max([1, math.prod(self.form.output.shape), *cells])
 
-    def __call__(self, *inputs: np.ndarray, progress: Progress | None = None) -> np.ndarray:
+    def __call__(self, *inputs: np.ndarray, progress: FractionDone | None = None) -> np.ndarray:
         states = self.program.as_tokens(inputs)
         batch = len(states[0])
         u = np.concatenate([state.reshape(batch, state.shape[1] * state.shape[2]) for state in states], axis=1)

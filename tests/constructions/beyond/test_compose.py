@@ -131,6 +131,16 @@ def test_a_large_head_is_taken_again_where_it_is_within_delta_and_not_far_below(
         assert abs(other(t) - function_of_one(sqrt)(t)).max() <= other.error <= delta
 
 
+def test_a_composition_that_is_built_again_does_not_change() -> None:
+    target = attnc.as_target("exp(sin(x)*y)", {"x": (-2, 2), "y": (-2, 2)})
+    built = compose(target, eps=1e-3, dtype="float32")
+    assert built.again is not None
+    assert built.derivation is not None
+    larger = built.again(dict.fromkeys(built.derivation.heads, 1e-3))
+    assert larger.program.num_anchors > built.program.num_anchors
+    assert built.again({}).program.num_anchors == built.program.num_anchors
+
+
 def test_small_heads_are_always_searched_for() -> None:
     (tree,) = Expression.parse("exp(t)").outputs
     first = fit_part(tree, 0.0, 1.0, 1e-9, "float64")

@@ -112,7 +112,7 @@ def compose(
     request = Request(eps, dtype, max_anchors=max_anchors, max_bytes=max_bytes, progress=progress)
     COMPOSE.accept(target, request)
     assert target.expression is not None
-    found = _ledger(target, target.expression, request).composed(progress)
+    found = _ledger(target, target.expression, request).composed(progress, excess={})
     if found.num_anchors > max_anchors:
         needed = f"{found.num_anchors:,} anchors"
         raise too_many_anchors(target, eps, NAME, needed, f"max_anchors={max_anchors:,}")
@@ -157,11 +157,12 @@ class Composition:
         program, derivation = build_parts(ledger.target, ledger.outputs, ledger.factors, self.fits, dtype)
 
         def again(proved: Mapping[str, float]) -> Built:
+            excess: dict[int, float] = {}
             for channel, error in proved.items():
                 part = derivation.heads[channel].part
                 key = id(ledger.factors[id(part)][0]) if isinstance(part, Multiply) else id(part)
-                ledger.excess[key] = min(MOST_EXCESS, max(1.0, error / max(self.fits[key].error, 1e-300)))
-            return ledger.composed(None).build(dtype)
+                excess[key] = min(MOST_EXCESS, max(1.0, error / max(self.fits[key].error, 1e-300)))
+            return ledger.composed(None, excess).build(dtype)
 
         parameters = (("composed error", self.error),)
         return Built(program, NAME, None, parameters=parameters, derivation=derivation, again=again)
@@ -195,13 +196,13 @@ class Ledger:
         self.absorbed = {id(function) for function, _ in self.factors.values()}
         self.order = in_order(outputs, lambda part: self.factors.get(id(part)) or operands_of(part))
         self.heads = [part for part in self.order if isinstance(part, Unary)]
-        self.excess: dict[int, float] = {}  # the factor by which a proved error exceeds the one that samples show
         ranges.require_bounded(self.order)
 
-    def composed(self, progress: Progress | None) -> Composition:
+    def composed(self, progress: Progress | None, excess: Mapping[int, float]) -> Composition:
         """Return fits whose proved errors add up to eps, as nearly as their sizes allow.
 
-        If there are none, return fits whose errors on samples add up to eps.
+        If there are none, return fits whose errors on samples add up to eps. `excess` is the factor by which the proved
+        error of a head exceeds its error on samples.
         """
         unproved = None
         goal = within = COMPOSED_SHARE * self.eps
@@ -210,12 +211,12 @@ class Ledger:
         for round_ in range(MAX_SHARINGS):
             if progress is not None:
                 progress("composing", round_ / MAX_SHARINGS)
-            fits = self.fit(goal, fits)
-            found, less = Composition(self, fits, self.total(fits)), 0.7
+            fits = self.fit(goal, fits, excess)
+            found, less = Composition(self, fits, self.total(fits, excess)), 0.7
             if found.error <= within and (best is None or found.num_anchors <= best.num_anchors):
                 best = found
             if best is not None and found.error <= within and (found.error > 0.5 * within or round_ > 2):
-                found, less = replace(best, error=self.total(best.fits, is_proved=True)), 0.9  # hardly more
+                found, less = replace(best, error=self.total(best.fits, excess, is_proved=True)), 0.9  # hardly more
                 if found.error <= within:
                     return found
                 unproved, best = best, None
@@ -245,7 +246,7 @@ class Ledger:
                 deltas[key] = min(most, eps * weights[key] / total / max(costs[key], 1e-300))
         return deltas
 
-    def fit(self, eps: float, before: Mapping[int, PartFit]) -> dict[int, PartFit]:
+    def fit(self, eps: float, before: Mapping[int, PartFit], excess: Mapping[int, float]) -> dict[int, PartFit]:
         """Return a fit for every head. `before` holds the fits for another eps."""
         deltas = self.shares(eps)
         errors = self.forwards(deltas)
@@ -253,7 +254,7 @@ class Ledger:
         for part in self.heads:
             key, tree = id(part), part.tree
             lo, hi = self._enlarged(part.base, errors[id(part.base)], tree)
-            delta = deltas[key] / self.excess.get(key, 1.0)
+            delta = deltas[key] / excess.get(key, 1.0)
             fitted = fit_part(tree, lo, hi, delta, self.dtype, before.get(key), key not in self.absorbed)
             if fitted is None:
                 raise BoundNotMet(
@@ -265,7 +266,7 @@ class Ledger:
             fits[key] = replace(fitted, lo=lo, hi=hi)
         return fits
 
-    def total(self, fits: Mapping[int, PartFit], is_proved: bool = False) -> float:
+    def total(self, fits: Mapping[int, PartFit], excess: Mapping[int, float], is_proved: bool = False) -> float:
         """Return the error of the worst output, from the errors of the fits on samples times `excess`.
 
         If `is_proved` and the dtype is float64, use the proved errors of the fits instead. In float32 a proved error
@@ -274,7 +275,7 @@ class Ledger:
         if is_proved and self.dtype == "float64":
             deltas = {id(part): proved_error(fits[id(part)], part.tree) for part in self.heads}
         else:
-            deltas = {key: fit.error * self.excess.get(key, 1.0) for key, fit in fits.items()}
+            deltas = {key: fit.error * excess.get(key, 1.0) for key, fit in fits.items()}
         errors = self.forwards(deltas)
         return max(errors[id(part)] for part in self.outputs)
 

@@ -33,16 +33,13 @@ HOPELESS = 2048
 _PATIENCE = 1 / 30  # the part of the time budget between two checks of the time; chosen, not measured
 
 
-Progress = Callable[[str, float], None]
-
-
 @dataclass(frozen=True)
 class Budget:
     """Limits on the time and on the number of cells of a search, and a function to which it reports its progress."""
 
     seconds: float = 60.0
     cells: int = 500_000
-    progress: Progress | None = None
+    progress: Callable[[str, float], None] | None = None
 
     def report(self, part: float) -> None:
         if self.progress is not None:
