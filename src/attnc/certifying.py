@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 
@@ -13,6 +14,7 @@ from attnc.errors import InputError, ProgramError
 from attnc.network import Network
 from attnc.numerics.bound import Term
 from attnc.numerics.intervals import Interval
+from attnc.numerics.limits import OutOfTime, check_time, time_limit
 from attnc.numerics.rounding import UNIT_ROUNDOFF, engine_assumption, up
 from attnc.proofs.certificate import Certificate
 from attnc.proofs.observed import observed_error, sample_points
@@ -36,28 +38,42 @@ def certify(
     progress: Progress | None = None,
     seconds: float | None = None,
 ) -> Network:
-    """Return the network that was built, with its observed error and a bound, if one can be proved."""
-    return prove(observe(built, target, eps, p, progress), built, target, progress, seconds)
+    """Return the network that was built, with its observed error and a bound, if one can be proved in time."""
+    network = observe(built, target, eps, p, progress)
+    with contextlib.suppress(OutOfTime):
+        return prove(network, built, target, progress, PROOF_SECONDS if seconds is None else seconds)
+    return network
 
 
 def observe(built: Built, target: Target, eps: float | None, p: float, progress: Progress | None) -> Network:
     """Return the network with the bound of its theorem, and the largest error at samples or at all points of a table.
 
-    The float64 error of the expression itself is subtracted where it is unusually large.
+    The float64 error of the expression itself is subtracted where it is unusually large. If the time
+    runs out, a network with the bound of a theorem is returned without an observed error; OutOfTime is raised if there
+    is no bound.
     """
     network = _by_theorem(built, target, eps, p)
-    report = None if progress is None else lambda fraction: progress("observing", fraction)
-    seen = observed_error(lambda points: network.at(points, report), target, network.work_per_point, p)
+
+    def report(fraction: float) -> None:
+        check_time("observing")
+        if progress is not None:
+            progress("observing", fraction)
+
+    try:
+        seen = observed_error(lambda points: network.at(points, report), target, network.work_per_point, p)
+    except OutOfTime:
+        if network.certificate.bound is None:
+            raise
+        return network
     unusual, _ = _reference_errors(target)
     return _checked(network.with_observed(max(0.0, seen - unusual)), target)
 
 
-def prove(
-    network: Network, built: Built, target: Target, progress: Progress | None, seconds: float | None = None
-) -> Network:
+def prove(network: Network, built: Built, target: Target, progress: Progress | None, seconds: float) -> Network:
     """Return the network with the bound that a prover derives from its weights, if it is better than the theorem's.
 
-    If there is neither, the bound is None and the method is "estimate".
+    If there is neither, the bound is None and the method is "estimate". `seconds` are counted. OutOfTime is raised if
+    the time on the wall is over before there is a bound.
     """
     claim = network.certificate
     request = ProofRequest(
@@ -65,12 +81,17 @@ def prove(
         eps=network.eps or claim.bound or 0.0,  # without eps, the bound of the theorem is good enough
         observed=claim.observed or 0.0,
         truncation=network.truncation,
-        seconds=PROOF_SECONDS if seconds is None else seconds,
         progress=progress,
         derivation=built.derivation,
         has_theorem=claim.bound is not None,
     )
-    proof = best_proof(built.program, target, request)
+    try:
+        with time_limit(counted=seconds):
+            proof = best_proof(built.program, target, request)
+    except OutOfTime:
+        if claim.bound is None:
+            raise
+        return network
     if proof is None or not _is_better(proof, claim.bound, request):
         return network
     return _checked(dataclasses.replace(network, certificate=claim.proved(proof, _method(proof, target))), target)
@@ -88,7 +109,7 @@ def certify_also(
     cast = dataclasses.replace(built, program=built.program.astype(dtype), bound=None)
     try:
         claim = certify(cast, target, network.eps, float(network.certificate.norm), progress).certificate
-    except ProgramError:  # a weight overflows
+    except (ProgramError, OutOfTime):  # a weight overflows
         return network
     return network if claim.bound is None else dataclasses.replace(network, also={**network.also, dtype: claim})
 

@@ -14,14 +14,22 @@ from typing import Any
 import numpy as np
 
 from attnc.certifying import certify_also, observe, prove
-from attnc.constructions.built import Built, Progress
-from attnc.constructions.construction import DEFAULT_EPS, MAX_ANCHORS, MAX_BYTES, Request, exponent
-from attnc.errors import BoundNotMet, real_number
+from attnc.constructions.built import Built, Progress, out_of_time
+from attnc.constructions.construction import (
+    DEFAULT_EPS,
+    MAX_ANCHORS,
+    MAX_BYTES,
+    Request,
+    exponent,
+    normal_numbers,
+)
+from attnc.errors import BoundNotMet, InputError, positive_number, real_number
 from attnc.exports.tensors import encode
 from attnc.network import Network
 from attnc.numerics.arithmetic import require_no_fault
+from attnc.numerics.limits import OutOfTime, time_limit, time_share
 from attnc.numerics.threads import one_thread
-from attnc.planning import candidates, without_overflow
+from attnc.planning import DEFAULT_SECONDS, candidates, without_overflow
 from attnc.refusing import not_met, rounding_of, with_reachable
 from attnc.targets.box import BoxLike
 from attnc.targets.sources import as_target
@@ -30,6 +38,10 @@ from attnc.targets.target import Target
 MAX_RETRIES = 6
 """Maximum number of retries of a construction with a smaller eps. Each costs a build and a proof. The 135 quickest
 cases of the corpus need no retry."""
+PROOF_SHARE = 1 / 2
+"""The part of the time that is left which the proof of a network may take, and of all the time in counted seconds."""
+SEARCH_SHARE = 1 / 5
+"""The part of the time that is kept for the search for an eps that is met."""
 WORTHWHILE = 0.97
 """Stop unless a retry lowers the error below this share of the best error so far. Six retries that gain 3 % each would
 lower the error by a sixth only."""
@@ -53,6 +65,7 @@ def compile(  # the public name; this module does not need the builtin
     points_per_axis: int | Sequence[int] | None = None,
     max_anchors: int = MAX_ANCHORS,
     max_bytes: int = MAX_BYTES,
+    seconds: float = DEFAULT_SECONDS,
     progress: Progress | None = None,
     command: str | None = None,
 ) -> Network:
@@ -91,6 +104,8 @@ def compile(  # the public name; this module does not need the builtin
         enforced.
     max_anchors, max_bytes
         Limits on the size of the network.
+    seconds
+        The time limit. The result does not depend on the machine or its load, unless the limit is reached.
     progress
         A function that is called with the name of the current step and the fraction of it that is done.
     command
@@ -104,7 +119,7 @@ def compile(  # the public name; this module does not need the builtin
     Raises
     ------
     BoundNotMet
-        If the bound cannot be brought to eps within max_anchors and max_bytes.
+        If the bound cannot be brought to eps within max_anchors, max_bytes and seconds.
     InputError
         If an argument is not valid.
     ExpressionError, DomainError
@@ -137,16 +152,22 @@ def compile(  # the public name; this module does not need the builtin
         construction=construction,
         criterion=criterion,
         also=also,
+        seconds=positive_number("seconds", seconds),
     )
-    target = as_target(source, box, lipschitz, request.p, hessian_bound)
-    request.require_representable(target)
-    # A number that overflows is not finite. No construction uses it, and no bound is made of it.
-    with one_thread(), np.errstate(all="ignore"):
-        try:
-            found = _within_eps(target, request)
-        except BoundNotMet as refusal:
-            raise with_reachable(refusal, target, request, lambda eased: _within_eps(target, eased).network) from None
-        network = certify_also(found.network, found.built, target, also, progress)
+    with time_limit(request.seconds):
+        target = as_target(source, box, lipschitz, request.p, hessian_bound)
+        request.require_representable(target)
+        # A number that overflows is not finite. No construction uses it, and no bound is made of it.
+        with one_thread(), np.errstate(all="ignore"):
+            try:
+                with time_share(1 - SEARCH_SHARE):
+                    found = _within_eps(target, request)
+            except BoundNotMet as refusal:
+                if (reason := normal_numbers(target, request)) is not None:
+                    raise InputError(reason) from None
+                eased = with_reachable(refusal, target, request, lambda eased: _within_eps(target, eased).network)
+                raise eased from None
+            network = certify_also(found.network, found.built, target, also, progress)
     return replace(network, command=command)
 
 
@@ -164,15 +185,21 @@ def _within_eps(target: Target, request: Request) -> _Attempt:
             return attempt
         best = attempt if best is None or attempt.error < best.error else best
     if best is not None:
-        raise not_met(target, best.network, request.goal)
+        raise not_met(target, best.network, request)
     assert unbuilt is not None
     raise unbuilt.with_network(lambda built: _proved(built, target, request).network)
 
 
 def _proved(built: Built, target: Target, request: Request) -> _Attempt:
-    network = observe(built, target, request.eps, request.p, request.progress)
+    """Observe and prove in the share of the time that a proof has; raise BoundNotMet if no bound is found in it."""
     eps = math.inf if request.eps is None else request.eps  # without eps every bound is accepted
-    return _Attempt(built, prove(network, built, target, request.progress), eps)
+    try:
+        with time_share(PROOF_SHARE):
+            network = observe(built, target, request.eps, request.p, request.progress)
+            proved = prove(network, built, target, request.progress, PROOF_SHARE * request.seconds)
+    except OutOfTime as late:
+        raise out_of_time(target, eps, request.seconds, built.construction, late) from None
+    return _Attempt(built, proved, eps)
 
 
 def _refined(best: _Attempt, target: Target, request: Request) -> _Attempt:

@@ -24,6 +24,7 @@ from attnc.ir.rounding import evaluation_error
 from attnc.ir.spec import check
 from attnc.numerics.arithmetic import warn_of_fault
 from attnc.numerics.arrays import Float
+from attnc.numerics.limits import OutOfTime, time_limit
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.proofs.certificate import Certificate, Standing
 from attnc.proofs.observed import observed_error, sample_with_tails
@@ -272,13 +273,12 @@ class Network:
             return claim.bound
         target, heads, p = ExpressionTarget(Expression.parse(self.expression), part), claim.by_heads, float(claim.norm)
         # The functions of the heads in the certificate are not trusted: the proof may raise ProgramError for them.
-        with np.errstate(all="ignore"), suppress(ProgramError):
+        with np.errstate(all="ignore"), suppress(ProgramError, OutOfTime), time_limit(seconds, counted=seconds):
             request = ProofRequest(
                 p=p,
                 observed=observed_error(self.at, target, self.work_per_point, p),
                 tolerance=PART_TOLERANCE,
                 truncation=self.truncation,
-                seconds=seconds,
                 derivation=None if heads is None else stated_derivation(heads.heads, heads.outputs, self.variables),
                 has_theorem=claim.by_leaves is not None and bool(claim.by_leaves.cuts),
             )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
 
-from attnc.constructions.built import Built, Progress
+from attnc.constructions.built import Built, Progress, more_time, out_of_time
 from attnc.constructions.catalogue import CATALOGUE
 from attnc.constructions.construction import (
     DEFAULT_EPS,
@@ -19,13 +20,19 @@ from attnc.constructions.construction import (
     Request,
     exponent,
 )
-from attnc.errors import AttncError, BoundNotMet, InputError, ProgramError, real_number
+from attnc.errors import AttncError, BoundNotMet, InputError, ProgramError, positive_number, real_number
+from attnc.numerics.limits import OutOfTime, check_time, is_time_over, time_limit, time_share
 from attnc.numerics.threads import one_thread
 from attnc.targets.box import BoxLike
 from attnc.targets.sources import as_target
 from attnc.targets.target import Target
 
 T = TypeVar("T")
+DEFAULT_SECONDS = 60.0
+"""The time limit of `compile` and `plan`, in seconds: 18 times the slowest compilation of the corpus, 3.4 s."""
+ESTIMATE_SHARE, BUILD_SHARE = 1 / 3, 1 / 2
+"""The parts of the time that is left which the estimate of a construction, or its build, may take. After four slow
+estimates a fifth of the time is left for builds and proofs."""
 
 
 def plan(
@@ -40,6 +47,7 @@ def plan(
     norm: float | str = "inf",
     max_anchors: int = MAX_ANCHORS,
     max_bytes: int = MAX_BYTES,
+    seconds: float = DEFAULT_SECONDS,
     progress: Progress | None = None,
 ) -> list[Estimate]:
     """List the cost of every construction for this eps, the cheapest by `criterion` first.
@@ -52,6 +60,8 @@ def plan(
     ----------
     source, box, eps, dtype, criterion, lipschitz, hessian_bound, norm, max_anchors, max_bytes, progress
         The same as for `attnc.compile`.
+    seconds
+        The time limit. A row whose cost was not found in time says so in `why_not`.
 
     Returns
     -------
@@ -72,10 +82,18 @@ def plan(
     >>> rows[0].name, rows[0].anchors
     ('compose', 2)
     """
-    request = Request(real_number("eps", eps), dtype, exponent(norm), max_anchors, max_bytes, criterion=criterion)
+    request = Request(
+        real_number("eps", eps),
+        dtype,
+        exponent(norm),
+        max_anchors,
+        max_bytes,
+        criterion=criterion,
+        seconds=positive_number("seconds", seconds),
+    )
     target = as_target(source, box, lipschitz, request.p, hessian_bound)
     rows = list[Estimate]()
-    with one_thread():
+    with one_thread(), time_limit(request.seconds):
         for done, construction in enumerate(CATALOGUE):
             if progress is not None:
                 progress(f"planning {construction.name}", done / len(CATALOGUE))
@@ -86,15 +104,18 @@ def plan(
 def candidates(target: Target, request: Request) -> Iterator[Callable[[], Built]]:
     """Yield the build of the named construction, or for "auto" those of all that suit the target, cheapest first."""
     if request.construction != "auto":
-        yield _build(construction_named(request.construction), target, request)
+        build = _build(construction_named(request.construction), target, request)
+        yield _in_time(build, request.construction, target, request)
         return
     suited = [construction for construction in CATALOGUE if construction.suits(target, request)]
     if len(suited) > 1 and not request.options.keys() - {"norm"}:
         for row in cheapest_first(target, request, suited):
-            yield row.build or _build(construction_named(row.name), target, request)
+            build = row.build or _build(construction_named(row.name), target, request)
+            yield _in_time(build, row.name, target, request)
         return
     able = [construction for construction in suited if construction.options.issuperset(request.options)]
-    yield _build((able or suited)[0], target, request)
+    chosen = (able or suited)[0]
+    yield _in_time(_build(chosen, target, request), chosen.name, target, request)
 
 
 def construction_named(name: str) -> Construction:
@@ -131,6 +152,20 @@ def _build(construction: Construction, target: Target, request: Request) -> Call
     return build
 
 
+def _in_time(build: Callable[[], Built], name: str, target: Target, request: Request) -> Callable[[], Built]:
+    """Return a build that is refused if it takes more than its share of the time."""
+
+    def timed() -> Built:
+        try:
+            with time_share(BUILD_SHARE):
+                return build()
+        except OutOfTime as late:
+            eps = math.inf if request.eps is None else request.eps
+            raise out_of_time(target, eps, request.seconds, name, late) from None
+
+    return timed
+
+
 def without_overflow(work: Callable[[], T], target: Target) -> T:
     """Return the result of the work. Raise InputError if the target has too large or too small numbers for it."""
     try:
@@ -148,7 +183,9 @@ def estimate(construction: Construction, target: Target, request: Request) -> Es
     reason = construction.why_not(target, request)
     if reason is None:
         try:
-            return without_overflow(lambda: construction.estimate(target, request), target)
+            with time_share(ESTIMATE_SHARE):
+                check_time("comparing constructions")
+                return without_overflow(lambda: construction.estimate(target, request), target)
         except AttncError as refusal:
             reason = str(refusal)
     return Estimate(construction.name, why_not=reason)
@@ -181,6 +218,8 @@ def cheapest_first(target: Target, request: Request, constructions: Sequence[Con
             yield able.pop(0)
     if not is_any:
         reasons = "\n".join(f"{row.name:<24}{row.why_not}" for row in rows.values())
+        if is_time_over():
+            reasons += f"\n{more_time(request.seconds)}."
         raise BoundNotMet(
             f"no construction brings {target.describe()} on {target.box} to eps={request.eps:g}:\n{reasons}",
             eps=request.goal,

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
-from attnc.constructions.built import ROUNDING_SHARE, round_above
+from attnc.constructions.built import ROUNDING_SHARE, more_time, round_above
 from attnc.constructions.construction import Request
 from attnc.errors import AttncError, BoundNotMet
 from attnc.network import Network
+from attnc.numerics.limits import is_time_over, time_limit
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.proofs.observed import sample_points
 from attnc.targets.target import Target
 from attnc.wording import OUT_OF_TIME, largest_on, plural
 
 SEARCH_SECONDS = 6.0
-"""Processor time of the search for an eps that is met, in seconds: ten compilations of 0.6 s, the corpus median."""
+"""Counted seconds of the search for an eps that is met: ten compilations of 0.6 s, the corpus median."""
+MAX_TRIALS = 12
+"""Maximum number of eps that are tried: 6 to find one that is met, by factors up to 3^32, and 6 to bisect."""
 CLOSE_EPS = 3.0
 """The search ends if an eps is met, and eps / CLOSE_EPS is not. Another step could gain only a factor √3."""
 VALUE_SAMPLES = 256
@@ -30,9 +32,9 @@ LEAST_ROUNDINGS = 64
 """Smallest eps that is tried, in roundings of max |f|. A smaller eps can hardly ever be proved."""
 
 
-def not_met(target: Target, network: Network, eps: float) -> BoundNotMet:
+def not_met(target: Target, network: Network, request: Request) -> BoundNotMet:
     """Return the refusal for the best network that was built."""
-    claim, error = network.certificate, network.certificate.error
+    claim, error, eps = network.certificate, network.certificate.error, request.goal
     what, how = f"{target.describe()} on {target.box}", f"by {network.construction}"
     if not target.box.is_bounded and not math.isfinite(_bound(network)):
         message = (
@@ -42,7 +44,9 @@ def not_met(target: Target, network: Network, eps: float) -> BoundNotMet:
         )
         return BoundNotMet(message, eps=eps, bound=claim.bound, network=network)
     kind = "observed error" if claim.bound is None else "bound"
-    why = "" if claim.complete else f" {OUT_OF_TIME}: a larger eps, or a smaller box, is easier to prove."
+    why = ""
+    if not claim.complete:
+        why = f" {OUT_OF_TIME}: a larger eps, or a smaller box, is easier to prove. {more_time(request.seconds)}."
     is_known = error is not None and 0 < error <= _largest_value(target)
     least = f"eps ≥ {round_above(error):.2g}" if error is not None and is_known else "a larger eps"
     change = f"{least}, or another construction (attnc plan lists them)"
@@ -78,7 +82,8 @@ def with_reachable(
         return _with_known(refusal, target, request)
     if not target.box.is_bounded and refusal.network is not None and _bound(refusal.network) == math.inf:
         return refusal  # the slopes differ on an infinite box, for any eps
-    met, nearest = _search(refusal, target, request, compiled)
+    with time_limit(counted=SEARCH_SECONDS):
+        met, nearest = _search(refusal, target, request, compiled)
     if nearest is None or _bound(nearest) == math.inf:
         return refusal
     claim = nearest.certificate
@@ -135,16 +140,18 @@ def _search(
     faster and faster until it is met, and is then bisected. An eps below the level of rounding is not tried.
     """
     largest = _largest_value(target)
-    end, growth, met = time.process_time() + SEARCH_SECONDS, CLOSE_EPS, math.inf
+    growth, met = CLOSE_EPS, math.inf
     nearest, reach = _reached(refusal, largest)
     missed = max(refusal.eps, reach or LEAST_ROUNDINGS * UNIT_ROUNDOFF[request.dtype] * largest)
-    while met > CLOSE_EPS * missed and time.process_time() < end:
+    for _ in range(MAX_TRIALS):
+        if met <= CLOSE_EPS * missed or is_time_over():
+            break
         if reach is not None:
             eps = round_above(reach)
         elif met < math.inf:
             eps = _one_digit(math.sqrt(met * missed))
         else:
-            eps, growth = _one_digit(min(growth * missed, max(largest, CLOSE_EPS * missed))), growth**2
+            eps, growth = _one_digit(min(growth * missed, max(largest, CLOSE_EPS * missed))), growth * growth
         try:
             network: Network | None = compiled(replace(request, eps=eps))
             met, reach = eps, None

@@ -314,3 +314,12 @@ def test_the_plan_of_a_table_and_its_options(run, refused, tmp_path: Path) -> No
     limited = run(*command, "--max-anchors", "20").json
     assert all(row["anchors"] <= 20 for row in limited)
     assert "criterion must be one of" in refused(*command[:-1], "--criterion", "beauty")
+
+
+@pytest.mark.parametrize(("seconds", "code", "words"), [("1e-6", 1, "--seconds 4e-06"), ("0", 2, "seconds must be")])
+def test_a_time_limit_is_kept_or_refused(run, seconds, code, words) -> None:
+    for command in ("compile", "plan"):
+        ran = run(command, "sin(x)*exp(x)", "--box", "x=0:1", "--eps", "1e-6", "--seconds", seconds)
+        told = ran.err if command == "compile" or code == 2 else ran.out
+        assert (ran.code, is_clean(ran)) == (code if command == "compile" or code == 2 else 0, True)
+        assert (words if command == "compile" or code == 2 else "the time ran out") in told

@@ -12,6 +12,7 @@ from attnc import constructions
 from attnc.engines.numpy_engine import NumpyEngine
 from attnc.errors import ProgramError
 from attnc.ir.program import Program
+from attnc.numerics.limits import time_limit
 from attnc.proofs.cells.dyadic import cell_boxes
 from attnc.proofs.leaves_prover import LeavesProver
 from attnc.proofs.observed import observed_error
@@ -28,8 +29,9 @@ from proofs.comparisons import Comparisons, Engine, adversarial_points
 def proven(program: Program, target: ExpressionTarget, seconds: float = 1.0, tolerance: float = 0.03) -> Proof:
     engine = NumpyEngine(program)
     observed = observed_error(lambda x: engine(x).reshape(len(x), -1), target, engine.work_per_point)
-    request = ProofRequest(observed=observed, truncation=engine.truncation, seconds=seconds, tolerance=tolerance)
-    return LeavesProver().prove(program, target, request)
+    request = ProofRequest(observed=observed, truncation=engine.truncation, tolerance=tolerance)
+    with time_limit(counted=seconds):
+        return LeavesProver().prove(program, target, request)
 
 
 def constructed(name: str, text: str, box: Mapping[str, tuple[float, float]], **options: Any) -> tuple[Program, Target]:
@@ -57,7 +59,8 @@ def compare(
 def prove_heads(
     program: Program, target: Target, derivation: Derivation | None = None, *, seconds: float = 60.0
 ) -> Proof:
-    return StagedProver().prove(program, target, ProofRequest(derivation=derivation, seconds=seconds))
+    with time_limit(counted=seconds):
+        return StagedProver().prove(program, target, ProofRequest(derivation=derivation))
 
 
 def proved_or_refused(

@@ -20,6 +20,7 @@ from attnc.ir.program import Program
 from attnc.ir.rounding import evaluation_error
 from attnc.ir.spec import check
 from attnc.numerics.intervals import Interval
+from attnc.numerics.limits import time_limit
 from attnc.proofs.enclosure_prover import EnclosureProver
 from attnc.proofs.kinds.axis_keys import AxisKeys, axis_keys
 from attnc.proofs.kinds.enclosure import StageEnclosure, axis_breaks, cut_at
@@ -33,8 +34,9 @@ from proofs.one_stage_programs import Maker
 from proofs.small_stages import stage_values
 
 
-def prove_deep(program: Program, target: ExpressionTarget, **request: float) -> Proof:
-    return EnclosureProver().prove(program, target, ProofRequest(**request))
+def prove_deep(program: Program, target: ExpressionTarget, *, seconds: float = 60.0, **request: float) -> Proof:
+    with time_limit(counted=seconds):
+        return EnclosureProver().prove(program, target, ProofRequest(**request))
 
 
 DTYPES = ("float64", "float32")

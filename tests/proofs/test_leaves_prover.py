@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from attnc import constructions
 from attnc.engines.numpy_engine import NumpyEngine
 from attnc.errors import ProgramError
 from attnc.ir.program import Program
+from attnc.numerics.limits import time_limit
 from attnc.proofs.cells.kind import Bounds, Goal
 from attnc.proofs.kinds.taylor import choose_order
 from attnc.proofs.leaves_prover import LeavesProver
@@ -26,8 +28,9 @@ from proofs.mutations import change_a_constant, change_a_link, change_a_projecti
 from proofs.proving import compare, constructed, core_of, proven
 
 
-def prove(program: Program, target: Target, **request: float) -> Proof:
-    return LeavesProver().prove(program, target, ProofRequest(**request))
+def prove(program: Program, target: Target, *, seconds: float = math.inf, **request: float) -> Proof:
+    with time_limit(counted=seconds):
+        return LeavesProver().prove(program, target, ProofRequest(**request))
 
 
 REAL = {"x": (-np.inf, np.inf)}

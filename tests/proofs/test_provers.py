@@ -11,6 +11,7 @@ import pytest
 import attnc
 from attnc import constructions
 from attnc.engines.numpy_engine import NumpyEngine
+from attnc.numerics.limits import time_limit
 from attnc.proofs import provers
 from attnc.proofs.cells.kind import Bounds, Kind
 from attnc.proofs.certificate import Certificate
@@ -86,10 +87,11 @@ def test_provers_accept_what_they_can_prove(text, box, construction, options, re
     target = attnc.as_target(text, box)
     built = getattr(constructions, construction)(target, **options)
     (seen,) = errors_at(built.program, target, target.box.lo[None])
-    asked = ProofRequest(derivation=built.derivation, observed=float(seen), seconds=5.0, **request_)
+    asked = ProofRequest(derivation=built.derivation, observed=float(seen), **request_)
     accepting = [p.name for p in (AT_POINTS, HEAD_BY_HEAD, *BY_LEAVES) if p.accepts(built.program, target, asked)]
     assert accepting == names
-    assert isinstance(best_proof(built.program, target, asked).evidence, evidence)
+    with time_limit(counted=5.0):
+        assert isinstance(best_proof(built.program, target, asked).evidence, evidence)
 
 
 def test_tables_are_proved_at_their_points_and_code_without_a_constant_not_at_all():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,6 +23,7 @@ from attnc.cli.options import (
     Quiet,
     Ranges,
     Saved,
+    Seconds,
     Table,
     Verbose,
     check_writable,
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
 CONSTRUCTIONS = ("auto", *(construction.name for construction in CATALOGUE))
 COMPILE_OPTIONS = (
     *("eps", "dtype", "also", "construction", "criterion", "centres", "heads", "beta", "max_anchors", "max_bytes"),
+    "seconds",
 )
 """The options of `attnc compile` that are passed to attnc.compile unchanged."""
 NOT_REPEATED = (None, "expression", "json_output", "plot", "force", "help")
@@ -143,6 +145,7 @@ def compile_command(
     max_bytes: Annotated[
         int | None, optional("Refuse to build a network of more bytes than this.", metavar="N")
     ] = None,
+    seconds: Seconds = None,
     out: Annotated[Path | None, optional("Save the network as this folder.", metavar="NET")] = None,
     force: Force = False,
     plot: Annotated[
@@ -217,13 +220,15 @@ def plan_command(
     criterion: Criterion = "multiply_adds",
     norm: Norm = "inf",
     max_anchors: MaxAnchors = None,
+    seconds: Seconds = None,
     json_output: Json = False,
 ) -> None:
     """Show what every construction would cost for an eps, the cheapest first. Nothing is certified or saved."""
     from attnc import plan
 
     source, ranges = read_source(expression, box or [], csv, inputs, output)
-    limits = {} if max_anchors is None else {"max_anchors": max_anchors}
+    asked = {"max_anchors": max_anchors, "seconds": seconds}
+    limits: dict[str, Any] = {name: limit for name, limit in asked.items() if limit is not None}
     p = read_norm(norm)
     with progress_bar("planning") as progress:
         rows = plan(source, ranges, eps, dtype=dtype, criterion=criterion, norm=p, progress=progress, **limits)

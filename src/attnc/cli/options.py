@@ -69,6 +69,9 @@ MaxAnchors = Annotated[
     int | None,
     typer.Option(metavar="N", help="Refuse to build a network of more anchors than this.", show_default=False),
 ]
+Seconds = Annotated[
+    float | None, typer.Option(metavar="S", help="The time limit in seconds: 60 by default.", show_default=False)
+]
 Force = Annotated[bool, typer.Option("--force", help="Replace what attnc saved in --out before.")]
 
 

@@ -10,6 +10,7 @@ from typing import TypeVar
 from attnc.errors import BoundNotMet, InputError
 from attnc.ir.program import Program
 from attnc.numerics.bound import Bound
+from attnc.numerics.limits import OutOfTime
 from attnc.targets.box import show_intervals
 from attnc.targets.parts.part import Derivation
 from attnc.targets.target import Target
@@ -114,6 +115,20 @@ def too_many_anchors(
         worst_box=worst_box,
         build=build,
     )
+
+
+def out_of_time(target: Target, eps: float, seconds: float, name: str, late: OutOfTime) -> BoundNotMet:
+    """Return the refusal of a construction that was not finished in time."""
+    return BoundNotMet(
+        f"cannot bring {target.describe()} on {target.box} to eps={eps:g} within {seconds:g} s: the time ran out while "
+        f"{late.step}, by {name}. Choose a larger eps or a smaller box. {more_time(seconds)}.",
+        eps=eps,
+    )
+
+
+def more_time(seconds: float) -> str:
+    """Return the advice to allow more time than these seconds."""
+    return f"More time may help, too: seconds={4 * seconds:g} (--seconds {4 * seconds:g})"
 
 
 def limited(

@@ -19,6 +19,7 @@ from attnc.errors import InputError, positive_number, whole_number
 from attnc.ir.layers import Attention
 from attnc.ir.program import Program
 from attnc.ir.shapes import key_counts
+from attnc.numerics.limits import check_time
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.proofs.leaves_prover import MAX_VARIABLES
 from attnc.proofs.observed import sample_points
@@ -36,8 +37,8 @@ MAX_STEP_ANCHORS = 1024
 the square of their number."""
 CRITERIA = ("multiply_adds", "anchors", "parameters", "layers")
 """The fields of an Estimate by which `auto` may compare constructions."""
-LEAST_IN_FLOAT32 = 2.0**-100
-"""Least magnitude of a variable in float32. Below 2^−126 float32 numbers lose digits, so factors ≥ 2^−26 are safe."""
+LEAST_MAGNITUDE = {"float32": 2.0**-100, "float64": 2.0**-996}
+"""Least magnitude of a variable. Below 2^−126, or 2^−1022, numbers lose digits, so factors ≥ 2^−26 are safe."""
 
 
 def exponent(norm: Any) -> float:
@@ -70,6 +71,8 @@ class Request:
         The name of a construction, or "auto" for the cheapest by the criterion.
     also : str, optional
         A second dtype in which the network is certified.
+    seconds : float
+        The time limit of `attnc.compile`. The function of a theorem has none.
     progress : callable, optional
         Called with the current step and the fraction of it that is done.
     points_per_axis, beta, num_step_anchors, margin
@@ -103,9 +106,11 @@ class Request:
     construction: str = "auto"
     criterion: str = "multiply_adds"
     also: str | None = None
+    seconds: float = math.inf
 
     def __post_init__(self) -> None:
-        for name, number in (("eps", self.eps), ("beta", self.beta)):
+        limit = None if self.seconds == math.inf else self.seconds
+        for name, number in (("eps", self.eps), ("beta", self.beta), ("seconds", limit)):
             if number is not None:
                 positive_number(name, number)
         if not isinstance(self.dtype, str) or self.dtype not in UNIT_ROUNDOFF:
@@ -141,10 +146,8 @@ class Request:
         largest = float(np.abs(target(points)).max(initial=0.0))
         if not largest < most:
             raise InputError(f"{target.describe()} reaches {largest:.3g}, more than {dtype} holds: scale the function")
-        least = float(target.box.magnitude.min())
-        if dtype == "float32" and target.box.is_bounded and least < LEAST_IN_FLOAT32:
-            name = target.box.names[int(target.box.magnitude.argmin())]
-            raise InputError(f"|{name}| ≤ {least:.3g} is too small for float32: scale the variable")
+        if dtype == "float32" and (reason := _few_digits(target, dtype)) is not None:
+            raise InputError(reason)
 
     @property
     def goal(self) -> float:
@@ -170,7 +173,8 @@ class Request:
         return all(condition(target, self) is None for condition in conditions)
 
     def report(self, doing: str, fraction: float) -> None:
-        """Call `progress`, if there is one."""
+        """Call `progress`, if there is one; raise OutOfTime if the time is over."""
+        check_time(doing)
         if self.progress is not None:
             self.progress(doing, fraction)
 
@@ -331,6 +335,20 @@ def finite_box(target: Target, request: Request) -> str | None:
     return None if target.box.is_bounded else "takes a finite box"
 
 
+def normal_numbers(target: Target, request: Request) -> str | None:
+    """The condition that the dtype has all its digits for the variables."""
+    return _few_digits(target, request.dtype)
+
+
+def _few_digits(target: Target, dtype: str) -> str | None:
+    """The name of a variable that is too small for the dtype."""
+    least = float(target.box.magnitude.min())
+    if not target.box.is_bounded or least >= LEAST_MAGNITUDE[dtype]:
+        return None
+    name = target.box.names[int(target.box.magnitude.argmin())]
+    return f"|{name}| ≤ {least:.3g} is too small for {dtype}: scale the variable"
+
+
 def function(target: Target, request: Request) -> str | None:
     """The condition that the target has values everywhere on its box."""
     return None if target.kind != "TableTarget" else "takes functions; a table has no values between its points"
@@ -406,7 +424,7 @@ def of_kind(name: str, target: Target, kind: type[K]) -> K:
 
 CONTINUOUS_FUNCTION = (finite_box, function, one_input, continuous)
 """A continuous function of one input on a finite box."""
-FIT = (*CONTINUOUS_FUNCTION, summable)
+FIT = (*CONTINUOUS_FUNCTION, summable, normal_numbers)
 """The conditions of fits by one head. They admit the L_p norms that the prover can bound."""
 EXPRESSION = (*CONTINUOUS_FUNCTION, largest_error, expression)
 """The conditions of constructions that build an expression part by part."""

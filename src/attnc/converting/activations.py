@@ -24,6 +24,7 @@ from attnc.constructions.fitting.gate import (
 from attnc.errors import InputError, real_number
 from attnc.ir.soft_head import SoftHead
 from attnc.numerics.arrays import Float
+from attnc.numerics.limits import time_limit
 from attnc.numerics.rounding import up
 from attnc.proofs.leaves_prover import LeavesProver
 from attnc.proofs.prover import ProofRequest
@@ -32,7 +33,7 @@ from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.expression import Expression
 
 GATE_PROOF_SECONDS = 20.0
-"""Time limit for the proof of one gate, in seconds. The proof then returns the best bound so far."""
+"""Counted seconds of the proof of one gate. The proof then returns the best bound so far."""
 GATE_ATTEMPTS = 4
 """Maximum number of gates that are tried. Each is made for a quarter of the eps of the one before."""
 SOFTSIGN_RANGE = 10_000.0
@@ -172,6 +173,6 @@ def proved_error(keys: SoftHead[np.ndarray], text: str, domain: tuple[float, flo
     circuit = Circuit(["x"])
     program = circuit.build([circuit.apply(keys, circuit.input(0), name="gate")], (), "float64")
     target = ExpressionTarget(Expression.parse(text), Box.parse({"x": domain}))
-    with np.errstate(all="ignore"):
-        found = LeavesProver().prove(program, target, ProofRequest(observed=seen, eps=eps, seconds=GATE_PROOF_SECONDS))
+    with np.errstate(all="ignore"), time_limit(counted=GATE_PROOF_SECONDS):
+        found = LeavesProver().prove(program, target, ProofRequest(observed=seen, eps=eps))
     return float(found.bound)

@@ -46,8 +46,8 @@ FINEST_PROOF = 1e-9
 """The smallest eps for a proof. With exact gates the bound is the remainder of the proof alone. A smaller eps takes
 more time and shows nothing new about the gates."""
 LAYERED_PROOF_SECONDS = 1.0
-"""Time limit, in seconds, for a proof through several layers that are not ReLUs. Its enclosures are wide, so more time
-helps little."""
+"""Counted seconds of a proof through several layers that are not ReLUs. Its enclosures are wide, so more time helps
+little."""
 LOOSE_BOUND = 10.0
 """The certified bound of a deep network is dropped if it exceeds the proven error in exact arithmetic by more than this
 factor. That error is then more useful."""

@@ -33,6 +33,8 @@ from attnc.numerics.rounding import up
 
 CELLS_PER_POINT_BLOCK = 2**21
 """Total number of array cells for a block of points: 16 MiB of float64."""
+SCORES_PER_POINT_BLOCK = 2**26
+"""Maximum number of scores for a block of several points: about half a second of work between two reports."""
 SCORES_PER_THREAD = 2**18
 """Number of scores below which another thread does not pay: about a millisecond of work."""
 
@@ -71,7 +73,8 @@ class NumpyEngine:
         u = np.concatenate([state.reshape(batch, state.shape[1] * state.shape[2]) for state in states], axis=1)
         out = np.empty((batch, *self.form.output.shape), self.program.dtype)
         threads = min(os.cpu_count() or 1, batch, 1 + batch * self.work_per_point // SCORES_PER_THREAD)
-        step = max(1, min(CELLS_PER_POINT_BLOCK // self._cells_per_point, -(-batch // max(1, threads))))
+        most = CELLS_PER_POINT_BLOCK // self._cells_per_point, SCORES_PER_POINT_BLOCK // max(1, self.work_per_point)
+        step = max(1, min(*most, -(-batch // max(1, threads))))
         starts = range(0, batch, step)
 
         def work(start: int) -> None:

@@ -56,11 +56,18 @@ def _wave(f: Callable[[Array], Array], x: Interval, top: float, bottom: float) -
 
 @quiet
 def sin_range(x: Interval) -> Interval:
-    """sin t, with |sin t| ≤ |t| and its sign on (−π, π)."""
+    """sin t, with |t| − |t|³/6 ≤ |sin t| ≤ |t| on [−1.5, 1.5], where it grows, and its sign on (−π, π)."""
     y = _wave(np.sin, x, 0.25, -0.25)
     hi = np.where(x.lo >= -3, np.minimum(y.hi, np.maximum(x.hi, 0.0)), y.hi)
     lo = np.where(x.hi <= 3, np.maximum(y.lo, np.minimum(x.lo, 0.0)), y.lo)
+    hi = np.where((x.lo >= -1.5) & (x.hi < 0), np.minimum(hi, -_small_sine(-x.hi)), hi)
+    lo = np.where((x.lo > 0) & (x.hi <= 1.5), np.maximum(lo, _small_sine(x.lo)), lo)
     return Interval(lo, hi)
+
+
+def _small_sine(t: Array) -> Array:
+    """A lower bound of sin t for t ≥ 0, exact to a few units of a small result: t·(1 − t²/6)."""
+    return down(t * down(1 - up(t * t) / 6, 2))
 
 
 @quiet

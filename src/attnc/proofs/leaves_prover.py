@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import itertools
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +14,7 @@ import numpy as np
 from attnc.errors import InputError, ProgramError
 from attnc.ir.program import Program
 from attnc.numerics.arrays import Int
+from attnc.numerics.limits import time_share
 from attnc.numerics.rounding import up
 from attnc.proofs.cells.branching import Covering, branch_and_bound
 from attnc.proofs.cells.dyadic import cell_boxes
@@ -205,19 +205,19 @@ class _StageTask:
             return self._prove_norm(goal, request)
         task, tails, beyond = self._without_tails(goal)
         ways = task._ways(goal)
-        began, best = time.monotonic(), None
+        best = None
         for number, way in enumerate(ways):
-            left = (request.seconds - (time.monotonic() - began)) / (len(ways) - number)
-            proof = branch_and_bound(
-                way.kinds,
-                task.target.box,
-                observed=observed,
-                tolerance=tolerance,
-                floor=floor,
-                goal=max(least, min(eps, SELECTED[d - 1] * observed) if way.selects else 0.0),
-                start_level=way.start_level,
-                budget=dataclasses.replace(request, seconds=left),
-            )
+            with time_share(1 / (len(ways) - number)):
+                proof = branch_and_bound(
+                    way.kinds,
+                    task.target.box,
+                    observed=observed,
+                    tolerance=tolerance,
+                    floor=floor,
+                    goal=max(least, min(eps, SELECTED[d - 1] * observed) if way.selects else 0.0),
+                    start_level=way.start_level,
+                    budget=request,
+                )
             best = proof if best is None or proof.bound < best.bound else best
             if best.complete:
                 break

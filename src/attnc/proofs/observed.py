@@ -16,8 +16,8 @@ from attnc.targets.box import Box
 from attnc.targets.expressions.kinks import REACH
 from attnc.targets.target import Target
 
-MAX_SAMPLES = 20_000  # the most points of a sample; chosen, not measured
-MAX_WORK = 4 * 10**8  # the most scores that a sample may cost: about two seconds of exponentials
+MIN_SAMPLES, MAX_SAMPLES = 16, 20_000  # the least and the most points of a sample; chosen, not measured
+MAX_WORK = 4 * 10**8  # the most scores of a sample with more than the least points: about two seconds of exponentials
 OCTAVES, PER_OCTAVE = 44, 8
 """Number of octaves towards each end of an interval, and of points in each. Keys may be graded towards an end. The
 error is then a wave in log x, and points at equal distances would miss it."""
@@ -74,7 +74,7 @@ def observed_error(
     claimed = target.check_points()
     if claimed is not None:
         return float(np.abs(evaluate(claimed) - target(claimed)).max())
-    count = int(min(MAX_SAMPLES, max(200, MAX_WORK // max(1, work_per_point))))
+    count = int(min(MAX_SAMPLES, max(MIN_SAMPLES, MAX_WORK // max(1, work_per_point))))
     box = target.box if target.box.is_bounded else target.box.core(_reach(target))
 
     def errors_at(points: np.ndarray) -> np.ndarray:
@@ -114,7 +114,9 @@ def _at_ends(box: Box) -> Float[np.ndarray, "points d"]:
 def _uphill(errors_at: Callable[[np.ndarray], np.ndarray], box: Box, points: np.ndarray, errors: np.ndarray) -> float:
     """Return the largest error found by random steps from the worst points of a sample. Each round halves the steps."""
     rng = np.random.default_rng(1)
-    kept = max(1, min(UPHILL_STARTS, len(points) // 64))
+    kept = min(UPHILL_STARTS, len(points) // 64)
+    if not kept:
+        return 0.0
     best, found, step = np.clip(points[np.argsort(errors)[-kept:]], box.lo, box.hi), 0.0, len(points) ** (-1 / box.d)
     for _ in range(UPHILL_ROUNDS):
         moved = best[:, None] + step * rng.normal(size=(len(best), 8, box.d)) * box.widths

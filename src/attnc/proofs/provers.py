@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from attnc.errors import ProgramError
 from attnc.ir.program import Program
+from attnc.numerics.limits import OutOfTime, time_limit
 from attnc.proofs.enclosure_prover import EnclosureProver
 from attnc.proofs.kinds.affine import AffineProver
 from attnc.proofs.kinds.point import PointProver
@@ -23,13 +24,13 @@ BY_LEAVES: tuple[Prover, ...] = (AffineProver(), EnclosureProver(), LeavesProver
 """A program is proved by the first of these that accepts it and finds that its weights have the right form."""
 
 SECONDS_BEFORE_STAGES, CELLS_BEFORE_STAGES = 3.0, 8_000
-"""The limits in seconds and in cells for leaves where heads can be proved one by one. More cells could be proved in a
-short time, but would take long to check."""
+"""The limits, in counted seconds and in cells, for leaves where heads can be proved one by one. More cells could be
+proved in a short time, but would take long to check."""
 FEW_VARIABLES = 2  # up to this number of variables leaves are tried before heads; chosen, not measured
 TIGHT = 2.0
 """Heads are tried as well if the bound by leaves is above this multiple of the error that was seen. In several
 variables leaves stop far above an error that is nearly 0, such as that of gates."""
-SECONDS_FOR_NORMS = 10.0  # for an L_p norm that a theorem bounds already: leaves lower it ever more slowly
+SECONDS_FOR_NORMS = 10.0  # counted, for an L_p norm that a theorem bounds already: leaves lower it ever more slowly
 MAX_PROVED_ANCHORS = 20_000  # a larger network whose theorem brings a bound keeps it: leaves would take minutes
 
 
@@ -49,17 +50,22 @@ def best_proof(program: Program, target: Target, request: ProofRequest) -> Proof
         if request.has_theorem and program.num_anchors > MAX_PROVED_ANCHORS:
             return None
         if request.has_theorem and request.p < math.inf:
-            request = dataclasses.replace(request, seconds=min(request.seconds, SECONDS_FOR_NORMS))
+            with time_limit(counted=SECONDS_FOR_NORMS):
+                return _first(BY_LEAVES, program, target, request)
         return _first(BY_LEAVES, program, target, request)
-    brief = dataclasses.replace(
-        request, seconds=min(request.seconds, SECONDS_BEFORE_STAGES), cells=min(request.cells, CELLS_BEFORE_STAGES)
-    )
-    ways: list[tuple[tuple[Prover, ...], ProofRequest]] = [((HEAD_BY_HEAD,), request)]
+    brief = dataclasses.replace(request, cells=min(request.cells, CELLS_BEFORE_STAGES))
+    ways: list[tuple[tuple[Prover, ...], ProofRequest, float]] = [((HEAD_BY_HEAD,), request, math.inf)]
     if softmaxes <= 1:
-        ways.insert(0 if target.box.d <= FEW_VARIABLES else 1, (BY_LEAVES, brief))
+        ways.insert(0 if target.box.d <= FEW_VARIABLES else 1, (BY_LEAVES, brief, SECONDS_BEFORE_STAGES))
     found = list[Proof]()
-    for provers, asked in ways:
-        proof = _first(provers, program, target, asked)
+    for provers, asked, seconds in ways:
+        try:
+            with time_limit(counted=seconds):
+                proof = _first(provers, program, target, asked)
+        except OutOfTime:
+            if not found:
+                raise
+            break
         if proof is None:
             continue
         is_tight = softmaxes == 0 or proof.bound <= TIGHT * request.observed

@@ -12,7 +12,15 @@ import numpy as np
 
 from attnc.constructions.beyond.graded import graded_keys
 from attnc.constructions.built import Built, Progress, require_resolution, too_many_anchors
-from attnc.constructions.construction import EXPRESSION, MAX_ANCHORS, MAX_BYTES, Construction, Request, for_eps
+from attnc.constructions.construction import (
+    EXPRESSION,
+    LEAST_MAGNITUDE,
+    MAX_ANCHORS,
+    MAX_BYTES,
+    Construction,
+    Request,
+    for_eps,
+)
 from attnc.constructions.fitting.axis import MAX_P, AxisSections, grid_head, value_limit
 from attnc.constructions.fitting.circuit import Circuit, PartFit, build_parts
 from attnc.constructions.fitting.gate import MAX_EXPONENT, function_gate, product_gate, square_gate
@@ -24,6 +32,7 @@ from attnc.functions.registry import FUNCTIONS
 from attnc.ir.soft_head import SoftHead
 from attnc.numerics.arrays import Float
 from attnc.numerics.intervals import Interval
+from attnc.numerics.limits import check_time, time_limit
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.numerics.threads import one_thread
 from attnc.proofs.staged.lines import prove_line
@@ -168,6 +177,8 @@ class Composition:
         return Built(program, NAME, None, parameters=parameters, derivation=derivation, again=again)
 
 
+COMPOSING = "composing"
+"""The name of this search in progress reports and in the message that the time ran out."""
 SHARING_PASSES = 6
 """Number of passes of a fixed-point iteration between the shares and the enlarged ranges. Not tuned."""
 EXACT_SHARE = 1e-9
@@ -209,8 +220,9 @@ class Ledger:
         best: Composition | None = None
         fits: dict[int, PartFit] = {}
         for round_ in range(MAX_SHARINGS):
+            check_time(COMPOSING)
             if progress is not None:
-                progress("composing", round_ / MAX_SHARINGS)
+                progress(COMPOSING, round_ / MAX_SHARINGS)
             fits = self.fit(goal, fits, excess)
             found, less = Composition(self, fits, self.total(fits, excess)), 0.7
             if found.error <= within and (best is None or found.num_anchors <= best.num_anchors):
@@ -252,6 +264,7 @@ class Ledger:
         errors = self.forwards(deltas)
         fits: dict[int, PartFit] = {}
         for part in self.heads:
+            check_time(COMPOSING)
             key, tree = id(part), part.tree
             lo, hi = self._enlarged(part.base, errors[id(part.base)], tree)
             delta = deltas[key] / excess.get(key, 1.0)
@@ -393,7 +406,7 @@ def sample_interval(lo: float, hi: float, count: int = 2001) -> Float[np.ndarray
 def fit_unary(
     f: Function, lo: float, hi: float, delta: float, most: int = MAX_P, dtype: str = "float64"
 ) -> PartFit | None:
-    """Return a fit with the fewest equally spaced anchors, or None if `most` of them are not enough."""
+    """Return a fit with the fewest equally spaced anchors, or None if `most` are not enough, or if t is tiny."""
     t = sample_interval(lo, hi)
     wanted = f(t)
     size = float(np.abs(wanted).max())
@@ -402,6 +415,8 @@ def fit_unary(
     if hi - lo <= 1e-9 * max(abs(lo), abs(hi)) or size == 0:
         constant = SoftHead.of_one_variable(np.zeros(1), np.zeros(1), np.array([float(wanted[0])]))
         return PartFit(constant, float(np.abs(wanted - wanted[0]).max()), scale=0.0)
+    if max(abs(lo), abs(hi)) < LEAST_MAGNITUDE[dtype]:
+        return None
 
     def sections(x: np.ndarray) -> np.ndarray:
         return f(x)[:, None]
@@ -428,8 +443,7 @@ CLOSE_SHARE = 0.05
 """Least error, as a share of δ, at which a head for another δ is used again. Keys of a smooth function grow with
 log 1/δ, so the head has only a few more keys than one made for δ."""
 HEAD_PROOF_SECONDS = 1.0
-"""Time limit of the proof of one head, in seconds. A composition proves each head, some of them several times. Not
-tuned."""
+"""Counted seconds of the proof of one head. A composition proves each head, some of them several times. Not tuned."""
 
 
 def _recipe(tree: Node) -> GateRecipe | None:
@@ -470,7 +484,8 @@ def proved_error(fit: PartFit, tree: Node) -> float:
     program = circuit.build([fit.build(circuit, circuit.input(0), None, "head")], (), "float64")
     ((stage, _),) = stages(program)
     (head,) = stage.heads
-    proof, _, _ = prove_line((head,), tree, fit.lo, fit.hi, 0.0, HEAD_PROOF_SECONDS)
+    with time_limit(counted=HEAD_PROOF_SECONDS):
+        proof, _, _ = prove_line((head,), tree, fit.lo, fit.hi, 0.0)
     return proof.bound if proof.complete else fit.error
 
 

@@ -16,7 +16,15 @@ from attnc.constructions.built import Built, require, too_many_anchors
 from attnc.constructions.construction import Construction, Estimate, Request, Requirement, refuse
 from attnc.constructions.fitting.cell_head import CellHead
 from attnc.constructions.fitting.grid_partition import CELL_CONDITIONS, check_cells
-from attnc.constructions.fitting.lattice_leaves import GradedLattice, LatticeLeaves, Profile, Regions, profile, regions
+from attnc.constructions.fitting.lattice_leaves import (
+    PLACING,
+    GradedLattice,
+    LatticeLeaves,
+    Profile,
+    Regions,
+    profile,
+    regions,
+)
 from attnc.constructions.fitting.nearest_centres import NearestCentresBuilder
 from attnc.constructions.fitting.search import Bracket
 from attnc.constructions.fitting.selection import CellSelection, Positions, allowed_anchors, num_positions, score_error
@@ -24,6 +32,7 @@ from attnc.errors import BoundNotMet, DomainError, InputError
 from attnc.ir.program import Program
 from attnc.numerics.arrays import Float
 from attnc.numerics.bound import Bound, Term
+from attnc.numerics.limits import check_time
 from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma, up
 from attnc.targets.box import Box
 from attnc.targets.target import Target
@@ -166,7 +175,7 @@ class LeafSearch:
             needed = counts[-1] * rate**halving
             if counts[-1] > self.limit or (len(counts) > 1 and needed > 1.25 * self.limit):
                 raise self._too_many(needed, coarse * (counts[-1] / (0.9 * self.limit)) ** (1 / d))
-            self.request.report("placing centres", 0.5**halving)
+            self.request.report(PLACING, 0.5**halving)
         sparser = (self._grow(eps, factor * share) for share in (0.84, 0.71, 0.6))
         return self._repair(min((grown, *sparser), key=lambda each: each.planned).leaves, eps)
 
@@ -200,6 +209,7 @@ class LeafSearch:
         level = LatticeLeaves(lattice, np.zeros((1, d), np.int64), np.array([m]), self.num_query_axes)
         done_lo, done_m = [], []
         while True:
+            check_time(PLACING)
             found = target.enclosure(lattice.preimage(*level.widened(ETA * NOMINAL**2)))
             bounds = ((found.hi - found.lo) / 2).max(axis=1)
             if m <= NOMINAL:

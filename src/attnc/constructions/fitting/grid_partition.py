@@ -30,6 +30,7 @@ from attnc.ir.program import Program
 from attnc.numerics.arrays import Float
 from attnc.numerics.bound import Bound, Term
 from attnc.numerics.intervals import Interval
+from attnc.numerics.limits import check_time
 from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma, up
 from attnc.targets.box import Box
 from attnc.targets.target import Target
@@ -159,6 +160,7 @@ def variation_norm(target: Target, grid: CellGrid, rho: float, p: float = math.i
     """
     worst, total, lo, hi = 0.0, 0.0, grid.box.lo, grid.box.hi
     for block, cells, centres in grid.cells(rho):
+        check_time("choosing cells")
         found = target.variation(cells, centres, grid.averages(target, block, p))
         largest = int(np.argmax(found))
         if found[largest] > worst:

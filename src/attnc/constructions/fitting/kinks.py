@@ -13,6 +13,7 @@ from attnc.constructions.fitting.minimax import Function
 from attnc.constructions.fitting.search import least
 from attnc.functions.registry import FUNCTIONS
 from attnc.numerics.intervals import Interval, halved
+from attnc.numerics.limits import check_time
 from attnc.targets.expressions.evaluation import evaluate_boxes, evaluate_points
 from attnc.targets.expressions.expression import Expression
 from attnc.targets.expressions.tree import Call, Negate, Node, Number, Power, Step, Sum, schedule, walk
@@ -45,6 +46,7 @@ def zeros(node: Node, name: str, lo: float, hi: float) -> list[tuple[float, bool
         return float(evaluate_points(steps, {name: np.array([x])})[-1].reshape(-1)[0])
 
     while len(cells):
+        check_time("finding kinks")
         evaluated = evaluate_boxes(steps, (name,), cells, gradients=True, centred=True)
         y, slope = evaluated.ranges[-1], evaluated.gradients[-1].get(0)
         spent += len(cells)

@@ -18,6 +18,7 @@ from attnc.errors import InputError
 from attnc.ir.soft_head import SoftHead
 from attnc.numerics.arrays import Float, Int
 from attnc.numerics.intervals import Interval
+from attnc.numerics.limits import check_time
 from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma, up
 from attnc.targets.box import Box
 from attnc.targets.target import Target
@@ -215,6 +216,8 @@ class GradedLattice:
         return Interval(np.clip(x.lo, self.box.lo, self.box.hi), np.clip(x.hi, self.box.lo, self.box.hi))
 
 
+PLACING = "placing centres"
+"""The name of this search in progress reports and in the message that the time ran out."""
 PAIRS_PER_BLOCK = 2**19
 """Pairs of leaves that are examined at once: about 50 MB of arrays."""
 
@@ -408,6 +411,7 @@ def regions(
     met, size = np.ones(leaves.count, np.int64), float(leaves.size(keys, leaves.reach[keys]).max())
     j_larger, k_larger = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for each in winning_pieces(leaves, gap, keys):
+        check_time(PLACING)
         np.minimum.at(low, each.k, each.lo)
         np.maximum.at(high, each.k, each.hi)
         met += np.bincount(each.j, minlength=leaves.count)
@@ -424,6 +428,7 @@ def regions(
     place = np.zeros(leaves.count, np.int64)
     place[keys] = np.arange(len(keys))
     for each in winning_pieces(leaves, gap, keys[wide]):
+        check_time(PLACING)
         found = target.enclosure(lattice.preimage(each.lo, each.hi))
         np.minimum.at(lo, place[each.k], found.lo)
         np.maximum.at(hi, place[each.k], found.hi)

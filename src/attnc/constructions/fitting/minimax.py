@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from attnc.numerics.arrays import Float
+from attnc.numerics.limits import check_time, spend
 
 Function = Callable[[np.ndarray], np.ndarray]
 """A function of one variable, on arrays of points."""
@@ -18,6 +19,8 @@ LEAST_POINT_WEIGHT = 1e-6
 LARGEST_FIRST_PASS = 6.0
 """Largest ratio of the first error to the goal at which more passes are tried. A trade between time and keys; not
 tuned."""
+ROW_SECONDS = 4e-9
+"""Counted seconds of a pass, for each point and each pair of keys."""
 
 PEAK_ROUNDS, PEAK_PARTS, MOST_PEAKS = 3, 18, 16
 """Number of refinements about the highest peaks, of parts per refinement, and of peaks. Points are then 9³ = 729 times
@@ -45,6 +48,8 @@ def _lawson(W: np.ndarray, f: np.ndarray, limit: float, passes: int, goal: float
     at = np.full(len(f), 1 / len(f))
     best, least = np.zeros(W.shape[1]), float(np.abs(f).max(initial=0.0))
     for _ in range(passes):
+        spend(ROW_SECONDS * len(f) * W.shape[1] ** 2)
+        check_time("fitting")
         root = np.sqrt(at)
         values = _ridge(W * root[:, None], f * root, limit)
         errors = np.abs(W @ values - f)

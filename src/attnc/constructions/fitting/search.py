@@ -33,6 +33,7 @@ The minimum of (x − 1)² + (y + 2)², by steps along the axes:
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -40,6 +41,10 @@ from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
+from attnc.numerics.limits import OutOfTime, check_time
+
+FITTING = "fitting"
+"""The name of these searches in the message that the time ran out."""
 Shape = tuple[float, ...]
 
 
@@ -99,10 +104,11 @@ def fewest(
     `attempt(size, before)` makes a trial, or None if there is none of this size. `before` are earlier trials from which
     to start: the failed ones, in order, and while bisecting the smallest one that meets the goal. Bisection ends when
     sizes differ by at most 1 + size/resolution, since among many keys a few do not matter. `gives_up(failed)` ends the
-    growth early.
+    growth early. If the time runs out while bisecting, the smallest trial so far is kept.
     """
     low, failed = 0, list[T]()
     for size in sizes:
+        check_time(FITTING)
         met = attempt(size, failed)
         if met is not None and met.error <= goal:
             break
@@ -115,7 +121,11 @@ def fewest(
         return Grown(None, tuple(failed))
     while size - low > 1 + size // resolution:
         middle = (low + size) // 2
-        fewer = attempt(middle, [met])
+        try:
+            check_time(FITTING)
+            fewer = attempt(middle, [met])
+        except OutOfTime:
+            break
         if fewer is not None and fewer.error <= goal:
             size, met = middle, fewer
         else:
@@ -124,10 +134,15 @@ def fewest(
 
 
 def thinned(found: A, num_axes: int, shorter: Callable[[A, int], A | None]) -> A:
-    """Shorten each axis of a grid for as long as `shorter(found, axis)` returns a grid that is good enough."""
+    """Shorten each axis of a grid for as long as `shorter(found, axis)` returns a grid that is good enough.
+
+    If the time runs out, the shortest grid so far is kept.
+    """
     for axis in range(num_axes):
-        while (less := shorter(found, axis)) is not None:
-            found = less
+        with contextlib.suppress(OutOfTime):
+            while (less := shorter(found, axis)) is not None:
+                found = less
+                check_time(FITTING)
     return found
 
 
@@ -187,6 +202,7 @@ def lowest(
     """
     found = list[S]()
     for trial in starts:
+        check_time(FITTING)
         if trial.error <= goal:
             return trial
         found.append(trial)
@@ -211,6 +227,7 @@ def descend(
         moved = best
         for axis in axes:
             for sign in (1.0, -1.0):
+                check_time(FITTING)
                 tried = attempt(tuple(float(v) for v in np.array(best.shape) + sign * step * axis))
                 if tried is None:
                     continue

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ import numpy as np
 from attnc.errors import InputError
 from attnc.numerics.arrays import Float, Int
 from attnc.numerics.jet_balls import TINY
+from attnc.numerics.limits import OutOfTime, check_time, counted_seconds, is_time_over, spend
 from attnc.numerics.rounding import TINIEST, up
 from attnc.proofs.cells.dyadic import cell_boxes, cells, children
 from attnc.proofs.cells.kind import Bounds, Goal, Kind, meets
@@ -27,23 +27,29 @@ from attnc.targets.box import Box
 
 MAX_LEVEL = 48  # beyond it a cell is a few units in the last place of its ends
 _FIRST_CELLS = 8  # the most cells to begin with; chosen, not measured
-_CELLS = 4096  # cells examined at a time, fewer if they take long; chosen, not measured
+FIRST_BATCH, LARGEST_BATCH = 512, 4096
+"""Cells that are examined at a time, at first and at most; chosen, not measured."""
+PATIENCE = 0.25  # counted seconds of a batch: the time may be over by about this much
+CELL_SECONDS = 5e-6  # counted for a cell, apart from its keys and its function
 HOPELESS = 2048
 """After this many cells without a finite bound the search ends: numbers overflow or underflow. Chosen, not measured."""
-_PATIENCE = 1 / 30  # the part of the time budget between two checks of the time; chosen, not measured
+PROVING = "proving"
+"""The name of a proof in progress reports and in the message that the time ran out."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits on the time and on the number of cells of a search, and a function to which it reports its progress."""
+    """The number of cells that a search may take, and a function to which it reports its progress.
 
-    seconds: float = 60.0
+    Its time is that of the block around it (`numerics.limits`).
+    """
+
     cells: int = 500_000
     progress: Callable[[str, float], None] | None = None
 
     def report(self, part: float) -> None:
         if self.progress is not None:
-            self.progress("proving", min(1.0, part))
+            self.progress(PROVING, min(1.0, part))
 
 
 @dataclass(frozen=True)
@@ -187,31 +193,38 @@ def branch_and_bound(
 
     `observed` is an error that was seen. Larger ones may be seen on the way. No bound below `goal` is sought. When
     time or cells run out, the covering found so far is returned with complete=False. Its bound holds nevertheless.
+    OutOfTime is raised if the time on the wall is over before the first cells were examined.
     """
-    began, budget = time.monotonic(), budget or Budget()
+    budget = budget or Budget()
     search = _Branching(kinds, box, observed, 1 + tolerance, floor, goal)
     level = int(math.log2(_FIRST_CELLS) / box.d) if start_level is None else start_level
-    first = cells(box.d, level)
-    others = (search.examine(level, first[i : i + _CELLS]) for i in range(0, len(first), _CELLS))
-    pending, size = deque(filter(len, others)), _CELLS
+    pending, first = deque[CellBounds](), cells(box.d, level)
+    while len(first):
+        size = search.batch
+        pending.append(search.examine(level, first[:size]))
+        first = first[size:]
+        if len(first):
+            check_time(PROVING)
+    pending = deque(filter(len, pending))
     while pending:
-        parents = pending.popleft()
+        parents, size = pending.popleft(), search.batch
         while pending and pending[0].level[0] == parents.level[0] and len(parents) << box.d < size:
             parents = CellBounds.joined([parents, pending.popleft()])
         fit = max(1, size >> box.d)
         if len(parents) > fit:
             pending.appendleft(parents.where(slice(fit, None)))
             parents = parents.where(slice(fit))
-        now, level = time.monotonic(), int(parents.level[0])
-        is_spent = search.examined + (len(parents) << box.d) > budget.cells or now - began > budget.seconds
+        level = int(parents.level[0])
+        is_spent = search.examined + (len(parents) << box.d) > budget.cells or is_time_over()
         is_spent |= search.examined > HOPELESS and not search.is_anything_bounded
         if is_spent or level >= MAX_LEVEL:
             return search.proof([parents, *pending], complete=False)
-        found = search.examine(level + 1, children(parents.index))
+        try:
+            found = search.examine(level + 1, children(parents.index))
+        except OutOfTime:
+            return search.proof([parents, *pending], complete=False)
         if len(found):
             pending.append(found)
-        is_slow = time.monotonic() - now > _PATIENCE * budget.seconds
-        size = max(1 << box.d, size // 2) if is_slow else min(_CELLS, 2 * size)
         budget.report(search.proved)
     return search.proof([], complete=True)
 
@@ -232,6 +245,7 @@ def best_of(
         rows = np.flatnonzero(np.isinf(largest) | (largest > goal.value))
         if not len(rows):
             continue
+        spend(CELL_SECONDS * len(rows))
         found = kind.bounds(centres[rows], radii[rows], goal)
         seen = max(seen, found.seen)
         known = known or CellBounds.unknown(level, index, found.upper.shape[1])
@@ -239,6 +253,12 @@ def best_of(
     if known is None:
         raise InputError("a proof by cells needs a kind of bound for them; none was given.")
     return known, seen
+
+
+def next_batch(size: int, before: float) -> int:
+    """Return the size of the next batch of cells: half if the last one took long since `before`, else twice as much."""
+    is_slow = counted_seconds() - before > PATIENCE
+    return max(1, size // 2) if is_slow else min(LARGEST_BATCH, 2 * size)
 
 
 @dataclass(eq=False)
@@ -253,6 +273,7 @@ class _Branching:
     wanted: float
     leaves: list[CellBounds] = field(default_factory=list)
     examined: int = 0
+    batch: int = FIRST_BATCH
     proved: float = 0.0
     bound: float = 0.0
     is_anything_bounded: bool = False
@@ -265,7 +286,9 @@ class _Branching:
     def examine(self, level: int, index: Int[np.ndarray, "cells d"]) -> CellBounds:
         """Make leaves of the cells that meet the goal, and return the others."""
         self.examined += len(index)
+        before = counted_seconds()
         known, self.seen = best_of(self.kinds, self.box, level, index, Goal(self.goal, self.growth), self.seen)
+        self.batch = next_batch(self.batch, before)
         self.is_anything_bounded |= bool(np.isfinite(known.upper).any())
         done = meets(known.upper, known.floor, self.goal)
         self.bound = max(self.bound, float(known.upper[done].max(initial=0.0)))

@@ -10,22 +10,31 @@ where a second one does.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from attnc.numerics.arrays import Float, Int
+from attnc.numerics.limits import counted_seconds, is_time_over
 from attnc.numerics.rounding import LIBM_ULPS, TINIEST, up
-from attnc.proofs.cells.branching import HOPELESS, MAX_LEVEL, Budget, CellBounds, Covering, best_of
+from attnc.proofs.cells.branching import (
+    FIRST_BATCH,
+    HOPELESS,
+    MAX_LEVEL,
+    Budget,
+    CellBounds,
+    Covering,
+    best_of,
+    next_batch,
+)
 from attnc.proofs.cells.dyadic import cells, children
 from attnc.proofs.cells.kind import SHARP, Kind
 from attnc.targets.box import Box
 
 SUMMED = 1 + 2.0**-30
 """The factor on a sum over cells. With up to 2^20 cells, roundings are below 2^−32 of it."""
-_FIRST_CELLS, _CELLS = 64, 8192  # the most cells to begin with, and to examine at a time; chosen, not measured
+_FIRST_CELLS = 64  # the most cells to begin with; chosen, not measured
 _WORTHWHILE = 0.005
 """The search ends where halving all cells would lower the sum by less than this part of it. Chosen, not measured."""
 _MOST_GAIN, _ENOUGH_GAIN = 0.7, 1.5
@@ -51,27 +60,30 @@ def bound_integral(
     budget: Budget | None = None,
 ) -> Covering:
     """Bound the L_p norm by at most `goal` or, if that is impossible, by little more than leaves can prove at best."""
-    began, d, budget = time.monotonic(), box.d, budget or Budget()
+    d, budget = box.d, budget or Budget()
     level = int(math.log2(_FIRST_CELLS) / d) if start_level is None else start_level
     first, _ = best_of(kinds, box, level, cells(d, level), SHARP)
     unit = float(np.max(first.upper, where=np.isfinite(first.upper), initial=TINIEST))  # powers are of b_C/unit
     adds = _adds(first, p, unit, d)
     known, examined, complete = _WeighedCells(**vars(first), adds=adds, gains=adds), len(first), True
+    batch = FIRST_BATCH
     while True:
         total, gains = float(known.adds.sum()) * SUMMED, float(known.gains.sum())
         norm = _norm(box, p, unit, total)
         if norm <= goal or (gains <= _WORTHWHILE * total < math.inf):
             break
         missing = total * (1 - (goal / norm) ** p) if math.isfinite(norm) else math.inf
-        rows = _chosen(known, _CELLS >> d, min(_MOST_GAIN * gains, _ENOUGH_GAIN * missing))
+        rows = _chosen(known, max(1, batch >> d), min(_MOST_GAIN * gains, _ENOUGH_GAIN * missing))
         is_hopeless = examined > HOPELESS and not np.isfinite(known.adds).any()
-        is_spent = time.monotonic() - began > budget.seconds or examined + (len(rows) << d) > budget.cells
+        is_spent = is_time_over() or examined + (len(rows) << d) > budget.cells
         if is_hopeless or is_spent or not len(rows):
             complete = False
             break
         examined += len(rows) << d
         parents = known.where(rows[np.argsort(known.level[rows], kind="stable")])
+        before = counted_seconds()
         found, _ = best_of(kinds, box, np.repeat(parents.level + 1, 1 << d), children(parents.index), SHARP)
+        batch = next_batch(batch, before)
         halves = _with_gains(found, _adds(found, p, unit, d), parents)
         known = _WeighedCells.joined([known.where(np.delete(np.arange(len(known)), rows)), halves])
         budget.report(examined / budget.cells)

@@ -18,6 +18,7 @@ import numpy as np
 from attnc.ir.soft_head import Enclosed, SoftHead
 from attnc.numerics.arrays import Float, Int
 from attnc.numerics.intervals import Interval
+from attnc.numerics.limits import spend
 from attnc.numerics.rounding import LIBM_ULPS, UNIT_ROUNDOFF, gamma, up
 from attnc.proofs.cells.intervals import affine_range, around, centred, hull, interval
 
@@ -28,6 +29,7 @@ FEW_INPUTS = 8
 MINOR_EFFECT = 1e-7
 """With more inputs, an input that changes no difference of scores by more than this is bounded for all keys at once.
 Each such input adds at most 10⁻⁷ to the exponent of a leak."""
+PAIR_SECONDS = 4e-8  # counted for a box and a key that may be near it; measured, within a factor of 2
 FAR_BEHIND = 40.0  # keys behind by this plus log(number of keys) weigh together at most e^−40, below 10⁻¹⁷
 LEAK_GAPS = (1.0, 4.0, 10.0)
 """Gaps that are tried: a key farther behind counts by its leak, not as a value of the hull. Chosen, not measured."""
@@ -76,6 +78,7 @@ class Scores:
 
     def leads(self, boxes: np.ndarray, keys: np.ndarray) -> Float[np.ndarray, "boxes keys"]:
         """Return the largest s_k − s_j over each box, to within the slack. j is the best of the keys at its centre."""
+        spend(PAIR_SECONDS * len(boxes) * len(keys))
         slopes, radii = self.slopes[keys], self.radii[boxes]
         at_centre = self.centres[boxes] @ slopes.T + self.head.offsets.mid[keys]
         best = np.argmax(at_centre, axis=1)

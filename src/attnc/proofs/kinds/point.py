@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import math
-import time
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from attnc.ir.program import Program
 from attnc.numerics.arrays import Float
 from attnc.numerics.bound import Term
 from attnc.numerics.jet_tables import num_monomials
+from attnc.numerics.limits import is_time_over
 from attnc.numerics.rounding import up
 from attnc.proofs.cells.kind import Goal
 from attnc.proofs.kinds.rounded import RoundedKind, StageRounding
@@ -62,11 +62,10 @@ class PointProver(Prover):
             )
         (stage, outputs), (rounds,) = found[0], roundings(program)
         rounding = StageRounding(stage, rounds, request.truncation, spare=POINT_ROUNDING)
-        began, values = time.monotonic(), target(points)
-        parts: list[tuple[np.ndarray, ...]] = []
+        values, parts = target(points), list[tuple[np.ndarray, ...]]()
         for start in range(0, len(points), POINTS_AT_ONCE):
-            if time.monotonic() - began > request.seconds:
-                raise ProgramError(f"{request.seconds:g} seconds are not enough to prove all {len(points):,} points")
+            if is_time_over():
+                raise ProgramError(f"the time is not enough to prove all {len(points):,} points")
             rows = slice(start, start + POINTS_AT_ONCE)
             kind = RoundedKind(TaylorKind(stage, functools.partial(constants, values[rows][:, outputs]), 1), rounding)
             bounds = kind.bounds(points[rows], np.zeros_like(points[rows]), Goal(np.inf))

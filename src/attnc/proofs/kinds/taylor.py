@@ -27,6 +27,7 @@ from attnc.numerics.arrays import Float
 from attnc.numerics.intervals import Interval
 from attnc.numerics.jet_balls import TINY, U, above
 from attnc.numerics.jet_tables import embedding, monomials, num_monomials
+from attnc.numerics.limits import spend
 from attnc.proofs.cells.dyadic import cell_boxes
 from attnc.proofs.cells.intervals import cells_within, centred
 from attnc.proofs.cells.kind import SHARP, Bounds, Goal, Kind, meets
@@ -42,6 +43,9 @@ from attnc.targets.function_target import FunctionTarget
 _BATCH = 2**22  # coefficients that are held at a time: 32 MB
 _CHUNK = 2**19  # numbers in the sums over keys that are held at a time: 4 MB, which stay in the cache
 MEAN_VALUE_ORDER = 3  # the order of the network's polynomials at kinks; cells are small, as f has first order only
+KEY_SECONDS, MONOMIAL_SECONDS = 8e-8, 5e-7
+"""Counted seconds for a cell: per key, and as much again for 20 monomials; and per monomial. Measured in up to three
+variables, with 6 to 3081 keys and 7 to 455 monomials, within a factor of 2."""
 _ORDERS = {1: (6, 8, 10, 12, 14, 16), 2: (6, 8, 10, 12, 14, 16), 3: (4, 6, 8, 10, 12), 4: (4, 6, 8)}
 """Orders that are tried, by the number of variables."""
 DEGREES = (2, 3, 4, 6)
@@ -194,6 +198,7 @@ def prepared(stage: OneStage) -> tuple[KeyMoments, ...]:
 def head_model(head: KeyMoments, centres: np.ndarray, radii: np.ndarray, order: int) -> HeadModel:
     """Return the Taylor model of one head on every box, in chunks of boxes that stay in the cache."""
     space = layout(len(head.axes), order)
+    spend(len(centres) * (KEY_SECONDS * head.keys.num_keys * (1 + space.count / 20) + MONOMIAL_SECONDS * space.count))
     chunk = max(1, _CHUNK // head.numbers(space))
     with np.errstate(all="ignore"):
         starts = range(0, len(centres), chunk)

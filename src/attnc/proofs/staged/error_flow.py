@@ -28,6 +28,7 @@ import numpy as np
 from attnc.numerics.arrays import Bool, Float
 from attnc.numerics.bound import Term
 from attnc.numerics.intervals import Interval, halved
+from attnc.numerics.limits import is_time_over
 from attnc.numerics.rounding import UNIT_ROUNDOFF, down, gamma, up
 from attnc.proofs.margins import DIVIDED_ROOM, JUMP_ROOM, MORE_AXES, WHOLE_ROOM
 from attnc.targets.expressions.tree import Node
@@ -435,7 +436,7 @@ def divided(
     parts, found, depth = box, largest(box), np.zeros(1, dtype=int)
     axes: list[int] = []
     seen, before = 0.0, (1, math.inf)
-    while len(parts) < MANY_PARTS:
+    while len(parts) < MANY_PARTS and not is_time_over():
         is_far = FAR_FROM_POINTS * seen < found.max() < math.inf
         if len(parts) >= MOST_PARTS and not is_far:
             break

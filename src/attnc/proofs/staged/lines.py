@@ -25,7 +25,7 @@ from attnc.ir.soft_head import Enclosed, SoftHead
 from attnc.numerics.arrays import Float
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import TINIEST, UNIT_ROUNDOFF, down, gamma, up
-from attnc.proofs.cells.branching import MAX_LEVEL, Budget, CellBounds, Covering, branch_and_bound
+from attnc.proofs.cells.branching import MAX_LEVEL, CellBounds, Covering, branch_and_bound
 from attnc.proofs.cells.dyadic import cell_boxes
 from attnc.proofs.cells.kind import SHARP, Kind
 from attnc.proofs.kinds.selection import SelectionKind
@@ -370,7 +370,6 @@ def prove_line(
     lo: float,
     hi: float,
     margin: float,
-    seconds: float,
     *,
     least_level: int = 0,
     tolerance: float = LOOSE_LEAVES,
@@ -398,8 +397,7 @@ def prove_line(
     carried = [0.0 if head.carried is None else np.abs(head.carried.mid[..., 0]) * box.magnitude for head in heads]
     values = [np.abs(head.values.mid) + moving for head, moving in zip(heads, carried, strict=True)]
     floor = LEAST_GOAL * max(float(np.abs(array).max()) for array in (expression(samples), *values))
-    budget = Budget(seconds=seconds)
-    proof = branch_and_bound(kinds, box, tolerance=tolerance, floor=floor, start_level=FIRST_LEVEL, budget=budget)
+    proof = branch_and_bound(kinds, box, tolerance=tolerance, floor=floor, start_level=FIRST_LEVEL)
     finer = _finer(proof, least_level)
     cells = dataclasses.replace(finer, upper=up(finer.upper * (1 + LEAF_ROOM)))
     return dataclasses.replace(proof, cells=cells), box, held

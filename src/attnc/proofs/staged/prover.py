@@ -23,7 +23,9 @@ from attnc.ir.spec import check
 from attnc.numerics.arrays import Float
 from attnc.numerics.bound import Term
 from attnc.numerics.intervals import Interval
+from attnc.numerics.limits import check_time, time_share
 from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma, up
+from attnc.proofs.cells.branching import PROVING
 from attnc.proofs.margins import ARGUMENT_ROOM, RANGE_ROOM, ROUNDING_ROOM
 from attnc.proofs.proof import HeadProof, Leaves, Proof, Stages
 from attnc.proofs.prover import ProofRequest, Prover, require_same_shapes
@@ -91,7 +93,8 @@ class StagedProver(Prover):
         try:
             for number, stage in enumerate(found):
                 request.report(number / len(found))
-                walk.through(stage, request.seconds / len(found))
+                with time_share(1 / (len(found) - number)):
+                    walk.through(stage)
             composed, outputs = walk.composed(read, str(program.dtype))
         except NotBoundedError:
             composed, outputs = NOT_BOUNDED, ()
@@ -115,7 +118,7 @@ class _StageWalk:
         self.is_complete = True
         self._ranges: list[tuple[float, float]] = []  # of the arguments of all heads
 
-    def through(self, part: ProgramStage, seconds: float) -> None:
+    def through(self, part: ProgramStage) -> None:
         """Prove the heads of a stage, and compute the state after it."""
         state = self.state.bounded()
         channels = channels_of(part, state.reach, self.claims.claimed)
@@ -123,7 +126,11 @@ class _StageWalk:
         after = self._passed_on(channels, {claim.output for claim in claims})
         heads = [_ClaimedHead.of(claim, channels[claim.output], state) for claim in claims]
         groups = self._grouped(heads)
-        proved = [_ProvedGroup(group, part, self.claims.divides, seconds / len(groups)) for group in groups]
+        proved = list[_ProvedGroup]()
+        for number, alike in enumerate(groups):
+            check_time(PROVING)
+            with time_share(1 / (len(groups) - number)):
+                proved.append(_ProvedGroup(alike, part, self.claims.divides))
         self.flow += [self._flow(proved)] if proved else []
         for group in proved:
             self.heads += group.proofs
@@ -259,7 +266,7 @@ class _ClaimedHead:
 class _ProvedGroup:
     """Heads that are proved by the leaves of the first one, with the sizes and errors of the channels they write."""
 
-    def __init__(self, heads: Sequence[_ClaimedHead], part: ProgramStage, divides: bool, seconds: float) -> None:
+    def __init__(self, heads: Sequence[_ClaimedHead], part: ProgramStage, divides: bool) -> None:
         self.heads, line, first = heads, joined([head.line for head in heads]), heads[0]
         claim, size = first.claim, max(head.carrier_size for head in heads)
         lo, hi = np.array([(head.argument.lo, head.argument.hi) for head in heads]).T
@@ -270,7 +277,6 @@ class _ProvedGroup:
             float(lo.min()),
             float(hi.max()),
             float(errors.max()),
-            seconds,
             least_level=LEAST_LEVEL if divides else 0,
             tolerance=LOOSE_LEAVES if divides else CLOSE_LEAVES,
             limit=max(head.claim.limit for head in heads),

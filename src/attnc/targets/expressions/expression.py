@@ -21,6 +21,7 @@ from attnc.errors import DomainError, InputError
 from attnc.functions.function import BOUNDED
 from attnc.functions.registry import FUNCTIONS
 from attnc.numerics.intervals import Interval, halved
+from attnc.numerics.limits import spend
 from attnc.numerics.rounding import Array
 from attnc.targets.expressions.evaluation import evaluate_boxes, evaluate_points, number_text
 from attnc.targets.expressions.parsing import parse
@@ -29,6 +30,9 @@ from attnc.targets.expressions.tree import Call, Node, Step, Variable, schedule,
 Violations = Literal["raise", "infinite"]
 BOXES_PER_CHUNK = 8192
 """Number of boxes evaluated at a time. Temporary arrays then stay in the cache."""
+STEP_SECONDS, BOX_SECONDS = 3e-5, 4e-8
+"""Counted seconds of a step of the evaluation, and for each box of it; as much again for every partial derivative.
+Measured with expressions of 2 to 13 steps and up to 8192 boxes, within a factor of 2."""
 BOXES_PER_ROUND = 2048
 """Number of boxes in doubt that are evaluated in each round. Temporary arrays then stay in the cache."""
 LEAST_WIDTH = 2.0**-45
@@ -106,6 +110,7 @@ class Expression:
         if mode not in ("raise", "infinite"):
             raise InputError(f"violations is 'raise' or 'infinite', not {mode!r}.")
         (steps, outputs), d = self.schedule, len(self.variables) if gradients else 0
+        spend(len(steps) * (1 + d) * (STEP_SECONDS + BOX_SECONDS * len(box)))
         lo, hi = np.empty((2, len(box), len(outputs)))
         slope_lo, slope_hi = np.zeros((2, len(box), len(outputs), d))
         for start in range(0, len(box), BOXES_PER_CHUNK):

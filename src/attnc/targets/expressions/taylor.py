@@ -12,6 +12,7 @@ from attnc.numerics.intervals import Interval
 from attnc.numerics.jet_balls import Ball, above
 from attnc.numerics.jet_tables import degree_blocks, embedding, num_monomials
 from attnc.numerics.jets import Jet, constant, variable
+from attnc.numerics.limits import spend
 from attnc.numerics.rounding import Array, Mask, add_down, add_up
 from attnc.targets.expressions.evaluation import evaluate_boxes, operation
 from attnc.targets.expressions.expression import Expression
@@ -19,6 +20,8 @@ from attnc.targets.expressions.tree import Variable
 
 MAX_MONOMIALS = 20_000
 """Maximum number of monomials of a jet; the bounds of rounding errors in `jet_balls` hold for 2¹⁶ summands."""
+JET_SECONDS, COEFFICIENT_SECONDS = 1e-4, 3e-8
+"""Counted seconds of a step of the evaluation in jets, and for each coefficient of them. Measured, as STEP_SECONDS."""
 COEFFICIENTS_PER_CHUNK = 2**16
 """Number of coefficients of a jet that are computed at a time. A few jets of this size fit into the cache."""
 
@@ -51,6 +54,7 @@ def taylor(
     count = num_monomials(d, order)
     mid, radius = np.zeros((2, len(centres), len(outputs), count))
     remainder = np.empty((len(centres), len(outputs)))
+    spend(len(expression.schedule[0]) * (JET_SECONDS + COEFFICIENT_SECONDS * count * len(centres)))
     chunk = max(64, COEFFICIENTS_PER_CHUNK // count)
     with np.errstate(all="ignore"):
         for start in range(0, len(centres), chunk):
