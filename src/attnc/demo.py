@@ -14,7 +14,7 @@ from attnc.wording import ceiling
 if TYPE_CHECKING:
     from attnc.network import Network
 
-EXPRESSION = "sin(x)+cos(y)"
+SHOWN_EXPRESSION = "sin(x)+cos(y)"
 BOX = {"x": (-3.0, 3.0), "y": (-3.0, 3.0)}
 FIGURES = {0.1: "demo.png", 1e-6: "demo-fine.png"}
 """The accuracies, and the file name of the picture of each."""
@@ -38,9 +38,9 @@ def run_demo(
     except OSError as error:
         raise FileError(f"cannot write the demo to {str(out_dir)!r}: {error.strerror or error}") from None
     with progress or nullcontext(None) as report:
-        cheapest = [compile_network(EXPRESSION, box=BOX, eps=eps, progress=report) for eps in FIGURES]
+        cheapest = [compile_network(SHOWN_EXPRESSION, box=BOX, eps=eps, progress=report) for eps in FIGURES]
         coarse = next(iter(FIGURES))
-        papers = compile_network(EXPRESSION, box=BOX, eps=coarse, construction=PAPERS, progress=report)
+        papers = compile_network(SHOWN_EXPRESSION, box=BOX, eps=coarse, construction=PAPERS, progress=report)
         figures, missing = _draw(cheapest, out_dir, report)
     networks = [papers, *cheapest]
     if json_output:
@@ -81,7 +81,7 @@ def _print_table(networks: list[Network], figures: list[Path], missing: str | No
         errors = ceiling(claim.bound), f"{claim.observed:.3g}"
         table.add_row(network.construction, f"{network.eps:g}", *(f"{count:,}" for count in counts), *errors)
     screen = console()
-    screen.print(Text.assemble((EXPRESSION, "bold"), f" on {first.box}"))
+    screen.print(Text.assemble((SHOWN_EXPRESSION, "bold"), f" on {first.box}"))
     screen.print("as affine maps and softmax attention, constructed, not trained:")
     screen.print(table)
     screen.print(

@@ -19,13 +19,13 @@ from decimal import ROUND_CEILING
 
 from attnc_checker.checking import Verdict, certificates, check
 from attnc_checker.claims import rounded
-from attnc_checker.limits import MORE, end_with, limit_memory
+from attnc_checker.limits import ALLOW_MORE, end_with, limit_memory
 
 SECONDS = 600
 """The default limit on the time of a check. The slowest honest certificate that is known, of sin(x) on ±1e6, takes
 270 s on two cores."""
 LONGEST = 10**6
-"""The most seconds that this process waits: twelve days. Systems cannot wait for any number."""
+"""Longest wait in seconds (twelve days). Some systems refuse longer timeouts."""
 MEGABYTES = 1000
 """The default limit on the memory of each process. A network of 10,585 keys takes 124 MB."""
 GRACE = 2
@@ -52,7 +52,7 @@ def program() -> int:
         return child.exitcode
     reason = f"the check did not end within {chosen.seconds:g} s. Allow more with --seconds."
     if not is_over:
-        reason = f"a process of the check was ended, most likely for want of memory. {MORE}"
+        reason = f"a process of the check was ended, most likely for want of memory. {ALLOW_MORE}"
     _tell([Verdict(chosen.net, False, reason, 1, time.monotonic() - started, decided=False)], chosen.json)
     return 1
 

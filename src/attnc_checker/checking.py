@@ -37,7 +37,7 @@ from attnc_checker.files import (
     require,
 )
 from attnc_checker.leaves import Prover
-from attnc_checker.limits import MORE, ROUNDS, Limit, end_with
+from attnc_checker.limits import ALLOW_MORE, ROUNDS, Limit, end_with
 from attnc_checker.network import Reduction
 from attnc_checker.norms import by_leaves
 from attnc_checker.overflow import require_finite
@@ -117,9 +117,9 @@ def check(
     except Undecided as error:
         verdict = replace(verdict, reason=str(error), decided=False)
     except MemoryError:
-        verdict = replace(verdict, reason=f"the check needs more memory than it may have. {MORE}", decided=False)
+        verdict = replace(verdict, reason=f"the check needs more memory than it may have. {ALLOW_MORE}", decided=False)
     except BrokenProcessPool:
-        reason = f"a process of the check was ended, most likely for want of memory. {MORE}"
+        reason = f"a process of the check was ended, most likely for want of memory. {ALLOW_MORE}"
         verdict = replace(verdict, reason=reason, decided=False)
     except Exception as error:  # whatever else happens, nothing was proved
         verdict = replace(verdict, reason=f"the check broke off: {type(error).__name__}: {error}", decided=False)

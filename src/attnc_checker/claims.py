@@ -15,7 +15,7 @@ from attnc_checker.rounding import FORMATS
 NEEDED = "format weights_sha256 expression box dtype norm bound observed terms assumptions method leaves"
 BY_LEAVES, STAGED, AT_POINTS = "proof", "staged proof", "proof at the table's "
 INFINITE = ("-inf", "inf")
-LARGEST = "inf"
+LARGEST_ERROR = "inf"
 """The name of the norm that is the largest error."""
 NORM = re.compile(r"[0-9]{1,3}(\.[0-9]{1,17})?")
 
@@ -109,7 +109,7 @@ def read_claim(data: Object) -> Claim:
     ends, sides = _ends(box, field(data, "core", Ends | None))
     require(method != STAGED or not sides, "a staged proof is for a bounded box")
     norm = data["norm"]
-    if norm != LARGEST:
+    if norm != LARGEST_ERROR:
         require(method == BY_LEAVES and not sides, f"the norm {norm!r:.40} is for leaves of a bounded box")
         is_known = isinstance(norm, str) and bool(NORM.fullmatch(norm)) and float(norm) >= 1
         require(is_known, f"the norm is {norm!r:.40}: neither 'inf' nor a number from 1 on")

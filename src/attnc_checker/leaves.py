@@ -30,7 +30,7 @@ RANGE_ORDER = 4
 """The order of the Taylor polynomials by which a function is compared with a value. Not tuned."""
 CROWD = 100
 """With more near keys than this, the parts of the box where each can win are not computed, to save time. Not tuned."""
-LEAK = 2e-4
+LEAF_LEAK = 2e-4
 """g is chosen so that the leak is about this share of the claimed bound."""
 
 
@@ -84,7 +84,7 @@ class Prover:
         (head,) = reading
         _, g, y = head.gaps(box, self.arithmetic)
         off = Vector(norm(add(f, linear(row, box), -1)) for row in zip(*head.values[o], strict=True))
-        gap = arb(FAR).min((1 + len(g) * most(off) / (LEAK * limit)).log()) if limit > 0 else arb(FAR)
+        gap = arb(FAR).min((1 + len(g) * most(off) / (LEAF_LEAK * limit)).log()) if limit > 0 else arb(FAR)
         near = {k for k, x in enumerate(g) if not x > gap}
         if len(near) > CROWD or most(off) <= limit:
             return most(off)

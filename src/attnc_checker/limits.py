@@ -21,7 +21,7 @@ CLEARLY = 3
 (measured: six checks of 256 to 1,336 leaves)."""
 WATCH = 1.0
 """Seconds between two looks at the parent. A look takes microseconds."""
-MORE = "Allow more with --memory, or use fewer processes."
+ALLOW_MORE = "Allow more with --memory, or use fewer processes."
 
 
 @dataclass(frozen=True)

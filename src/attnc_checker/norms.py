@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from flint import arb, fmpq
 
-from attnc_checker.claims import LARGEST, ByLeaves, Claim
+from attnc_checker.claims import LARGEST_ERROR, ByLeaves, Claim
 from attnc_checker.files import Refused
 from attnc_checker.leaves import Prover
 from attnc_checker.proving import Proof, Subject
@@ -34,7 +34,7 @@ class Integral(Subject):
 
 def by_leaves(claim: Claim, evidence: ByLeaves, prover: Prover) -> Proof:
     """Return the proof of a claim about the largest error or about an L_p norm."""
-    if claim.norm == LARGEST:
+    if claim.norm == LARGEST_ERROR:
         subject = Subject(claim, evidence.leaves, [claim.bound] * len(evidence.leaves), prover)
         return Proof([subject], scope=claim.scope)
     if evidence.bounds is None or len(evidence.bounds) != len(evidence.leaves):

@@ -13,7 +13,7 @@ from attnc_checker.forms import Terms
 from attnc_checker.program import AffineLayer, Matrix, Program, SoftmaxLayer, Stream
 from attnc_checker.vectors import most, total
 
-LARGEST = {"float64": arb(2) ** 1000, "float32": arb(2) ** 104}
+OVERFLOW_LIMITS = {"float64": arb(2) ** 1000, "float32": arb(2) ** 104}
 """A sum of MAX_TOKENS terms below these numbers does not overflow."""
 
 
@@ -54,4 +54,4 @@ def _products(columns: Matrix, sizes: list[arb]) -> list[arb]:
 
 
 def _require(program: Program, sizes: list[arb]) -> None:
-    require(most(sizes) < LARGEST[program.dtype], f"the network may overflow in {program.dtype} on the box")
+    require(most(sizes) < OVERFLOW_LIMITS[program.dtype], f"the network may overflow in {program.dtype} on the box")

@@ -11,7 +11,7 @@ from flint import fmpq
 from attnc_checker.files import BadFile, Refused, Tensor, are_sizes, require
 
 MAX_TOKENS = 2**21
-"""Largest number of tokens or channels of one layer. `overflow.LARGEST` relies on sums of at most as many terms."""
+"""Largest number of tokens or channels of one layer. OVERFLOW_LIMITS rely on sums of at most as many terms."""
 MAX_LAYERS = 64
 """Largest number of layers of one stream. It bounds the time that a small file can cost; not tuned."""
 FLOATS, INTEGERS = {"float64": "F64", "float32": "F32"}, {"int32": "I32", "int64": "I64"}

@@ -20,7 +20,7 @@ from attnc_checker.expressions import Rules, Smooth
 Range = tuple[arb, arb]
 SLICES = 8
 """The number of pieces into which a wide range is cut before Taylor coefficients on it are enclosed."""
-MORE = 8
+EXTRA_TERMS = 8
 """The number of extra Taylor coefficients that Lagrange's form uses."""
 
 Series = arb | arb_series
@@ -196,7 +196,7 @@ def _series(name: str, ball: arb, count: int) -> list[arb]:
     By Lagrange, g_n(c + h) = Σ_{k<N} C(k, n) g_k(c) h^{k−n} + C(N, n) g_N(y) h^{N−n} with some y between. Only g_N is
     taken on the whole ball.
     """
-    N, c = count + MORE, ball.mid()
+    N, c = count + EXTRA_TERMS, ball.mid()
     if ball.is_finite() and ctx.cap > N:  # coefficients beyond it would be 0
         with contextlib.suppress(ValueError):  # a divisor that may be 0
             wide, near = (SERIES[name](arb_series([x, 1], N + 1)) for x in (ball, c))

@@ -28,7 +28,7 @@ have."""
 POWERS = 3e-13
 """Largest Σ|weight − exact weight| over all axes that powers in place of exponentials may cause. Together with the
 tails it stays below the truncation that a grid may have."""
-LARGEST_EXPONENT = 200.0
+LARGEST_POWER_LOG = 200.0
 """Largest |log E^j| over all axes. Weights before normalisation are then far from overflow and underflow."""
 BEYOND_ENDS = 40.0
 """Tables extend beyond the lattice until the score of the end anchor leads by this much. Farther points are treated as
@@ -155,7 +155,7 @@ class _EvenEdges:
         kappa = spacing * step
         reach = kappa / 2 * (width - 1)
         sizes = (np.abs(part).max() for part in (self.slopes, offsets, self.edges))
-        if reach > LARGEST_EXPONENT / num_axes or max(sizes) > 1e100:  # products of halves stay in range
+        if reach > LARGEST_POWER_LOG / num_axes or max(sizes) > 1e100:  # products of halves stay in range
             return None
         high, low = halves(np.asarray(spacing))
         k = np.arange(float(p))

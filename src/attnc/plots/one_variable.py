@@ -29,7 +29,7 @@ THIN_BOUND = 1e-3
 MOST_ROWS = 120
 """Maximum number of rows of all bands together. With more keys, neighbouring keys share a row, so that rows stay
 visible."""
-COLUMNS = 1200
+POINTS_ALONG = 1200
 """Number of points along the line at which weights are drawn: about one per pixel."""
 MOST_BANDS = 12
 """Maximum number of heads or queries of one layer that are shown. More would be too thin for their names."""
@@ -195,7 +195,7 @@ def _draw_weights(
     lo, hi = window.lo, window.hi
     is_zoomed = lo > line.lo or hi < line.hi
     bands = _bands(layer, window)
-    u = layer.state(window.at(np.linspace(lo, hi, COLUMNS)))
+    u = layer.state(window.at(np.linspace(lo, hi, POINTS_ALONG)))
     shown = [_rows(band, u, layer.stage) for band in bands.members]
     shared = max(1, -(-max(len(rows) for _, rows in shown) * len(shown) // MOST_ROWS)) if len(shown) > 1 else 1
 

@@ -24,7 +24,7 @@ SCORE_ROUNDING = {np.dtype(np.float64): 1e-9, np.dtype(np.float32): 2e-6}
 above the roundings of β|L|², and far below the deviation of scores of another shape."""
 PIXELS_PER_TILE = 32
 """Number of pixels along a side of a tile. Few keys can win in it, and the Python code between tiles is still cheap."""
-WHOLE = 40
+SHOWN_WHOLE = 40
 """Maximum number of cells along an axis that is shown whole. A cell is then 12 pixels wide. With more cells, a window
 of ZOOMED cells is shown."""
 ZOOMED = 24
@@ -427,7 +427,7 @@ def zoom(
             points = np.repeat(centre[None], 1000, axis=0)
             points[:, axis] = np.linspace(lo[axis], hi[axis], 1000)
             counts.append(len(runs(cells_at(points))[0]))
-        share = np.array([1.0 if count <= WHOLE else ZOOMED / count for count in counts])
+        share = np.array([1.0 if count <= SHOWN_WHOLE else ZOOMED / count for count in counts])
         if (share == 1).all():
             break
         size = share * (hi - lo)

@@ -33,7 +33,7 @@ PICTURE_SCORES = 8e8
 """Maximum of points × scores per point for the values in a picture. They take some seconds."""
 SMALLEST_REACH = 1e-290
 """Smallest bound that sets the scale of an axis. matplotlib needs numbers whose tenths and squares are not zero."""
-BEYOND = 0.3
+SHOWN_BEYOND = 0.3
 """A truncation to [a, b] is shown this share of b − a beyond both ends."""
 MANY_VARIABLES = 64
 """Number of variables, counted from the first, among which a cut is chosen. Each costs 33 evaluations."""
@@ -395,7 +395,7 @@ def _ridge(subject: PlotSubject, clip: Clip, output: int) -> PlotLine | None:
     reach, centre = float(w @ corner), float(w @ middle + clip.t[output])
     if not reach > 0:
         return None
-    wanted = clip.a - BEYOND * (clip.b - clip.a), clip.b + BEYOND * (clip.b - clip.a)
+    wanted = clip.a - SHOWN_BEYOND * (clip.b - clip.a), clip.b + SHOWN_BEYOND * (clip.b - clip.a)
     lo, hi = max(wanted[0], centre - reach), min(wanted[1], centre + reach)
     if lo >= hi:  # the box does not touch the range
         lo, hi, wanted = centre - reach, centre + reach, (centre - reach, centre + reach)

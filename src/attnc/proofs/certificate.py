@@ -24,7 +24,7 @@ from attnc.proofs.proof import Beyond, Evidence, HeadProof, Leaves, Points, Proo
 from attnc.targets.box import Box, show_intervals
 
 FORMAT = "attnc.certificate/1"
-TAIL = "tail"  # the first entry of a leaf that is a half-line; the second one is its side
+TAIL_LEAF = "tail"  # the first entry of a leaf that is a half-line; the second one is its side
 TAILS = "beyond the core of the box the bound is for exact arithmetic: rounding grows with |x| there"
 E = TypeVar("E", Leaves, Stages, Points)
 CLAIM_FIELDS = ("dtype", "norm", "bound", "observed", "terms", "assumptions", "method", "complete")
@@ -244,7 +244,7 @@ class Certificate:
             "expression": expression,
             "box": box.as_json(),
             **{name: _plain(getattr(self, name)) for name in CLAIM_FIELDS},
-            "leaves": [*_plain(leaves), *([TAIL, side] for side in leaves.tails)],
+            "leaves": [*_plain(leaves), *([TAIL_LEAF, side] for side in leaves.tails)],
             "leaf_bounds": leaves.bounds.tolist(),
             **_stated(core=leaves.core, cuts=leaves.cuts, gap=leaves.gap),
             **({} if leaves.beyond is None else {"beyond": dataclasses.asdict(leaves.beyond)}),
@@ -337,8 +337,8 @@ def _read_evidence(data: Mapping[str, Any]) -> Evidence | None:
 
 def _read_leaves(data: Mapping[str, Any]) -> Leaves:
     entries = [_typed(entry, list) for entry in data["leaves"]]
-    cells = [entry for entry in entries if entry[:1] != [TAIL]]
-    tails = [_typed(entry, tuple[str, int]) for entry in entries if entry[:1] == [TAIL]]
+    cells = [entry for entry in entries if entry[:1] != [TAIL_LEAF]]
+    tails = [_typed(entry, tuple[str, int]) for entry in entries if entry[:1] == [TAIL_LEAF]]
     bounds = np.array(_typed(data["leaf_bounds"], Numbers))
     if len(bounds) and len(bounds) != len(cells):
         raise ValueError(f"{len(bounds):,} leaf_bounds for {len(data['leaves']):,} leaves, tails among them")

@@ -33,20 +33,25 @@ from attnc.targets.box import Box
 from attnc.targets.expressions.expression import Expression
 from attnc.targets.target import Target
 
-MAX_VARIABLES, MAX_SELECTING_VARIABLES = 3, 4
-"""Largest numbers of variables for Taylor leaves and for selection leaves. More variables take too many leaves."""
-LEAST_TOLERANCE, BESIDE_ROUNDING = 0.003, 0.01
-"""The least tolerance where eps is close to the error that was seen, and where rounding takes up the rest of the
-tolerance. Chosen, not measured."""
+MAX_VARIABLES = 3
+"""Largest number of variables for Taylor leaves. More variables take too many leaves."""
+MAX_SELECTING_VARIABLES = 4
+"""Largest number of variables for selection leaves. More variables take too many leaves."""
+LEAST_TOLERANCE = 0.003
+"""Smallest tolerance if eps is close to the observed error. Chosen, not measured."""
+BESIDE_ROUNDING = 0.01
+"""Smallest tolerance if rounding takes up the rest of it. Chosen, not measured."""
 SELECTED = (1.0, 1.1, 1.2)
 """Multiples of an error that was seen, in one, two, three variables. Where keys are selected, and the multiple is below
 eps, no smaller bound is sought: it would take many times as many leaves."""
 FAR_BELOW = 1e-3
 """The part of eps below which no bound is sought in several variables, where leaves are many. Chosen, not measured."""
 MOST_NORM_CELLS = 100_000  # the most cells for an L_p norm; all of them become leaves, some 10 MB of JSON
-NORM_TOLERANCE, PART_OF_EPS = (1.05, 1.5, 2.0), 0.25
-"""Multiples of the norm that was seen, in one, two, three variables, and a part of eps: no norm below both is sought.
-Leaves approach a norm slowly, and each has to be checked."""
+NORM_TOLERANCE = (1.05, 1.5, 2.0)
+"""Multiples of the observed norm, in one, two, three variables. The search stops at the larger of this multiple
+and PART_OF_EPS·eps. Leaves approach a norm slowly, and each has to be checked."""
+PART_OF_EPS = 0.25
+"""The part of eps at which the search for a smaller norm may stop."""
 PEAK = 3.0
 """The ratio of the largest error to the mean error that is expected when an order is chosen. Chosen, not measured."""
 ROUNDING_POINTS = 256  # points at which rounding is sampled, besides the corners of the box; chosen, not measured

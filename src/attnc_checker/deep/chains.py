@@ -43,7 +43,7 @@ CUTS = 4
 same number."""
 WIDE = 4.0
 """The box of a link is halved along an input if differences of scores change by more than this from its centre."""
-LEAK = 2e-3
+CHAIN_LEAK = 2e-3
 """If no gap is stated, a row that is left out adds at most about this part of the bound."""
 FLAT = arb(2) ** -20
 """A link whose output changes by less than this share of its reach over an interval is not refined there. The box of
@@ -202,7 +202,7 @@ class _Output:
         self.rounding += arithmetic.gamma(affine.n) * span(affine.sizes, reach)
         self.extremes = (min(self.values.values()), max(self.values.values()))
         spread = _spread([value for (value,) in self.extremes])
-        self.gap = arb(gap) if gap is not None else ((spread + bound) / (LEAK * arb(bound))).log()
+        self.gap = arb(gap) if gap is not None else ((spread + bound) / (CHAIN_LEAK * arb(bound))).log()
         self.known: dict[Hashable, Winners] = {}
 
     def winners(self, box: Box) -> list[Winners]:

@@ -120,7 +120,7 @@ def _estimate(target: Target, request: Request) -> Estimate:
 
 NUM_SECTIONS_AT_FIRST = 20
 """Number of sections of f along each axis for the first choice of the axes. Not tuned."""
-MAX_SAMPLES = 10**7
+MAX_GRID_SAMPLES = 10**7
 """Largest number of samples of f on the nodes of the grid: 80 MB per output."""
 MAX_TESTS = 3 * 10**5
 """Largest number of test points between the nodes. It bounds the time of a test; not tuned."""
@@ -300,10 +300,10 @@ class SpectralSearch:
 
     def _check_limits(self, axes: Sequence[SpectralAxis]) -> None:
         anchors, samples = (math.prod(counts) for counts in ([a.p for a in axes], [len(a.nodes()) for a in axes]))
-        if anchors > self.limit or samples > MAX_SAMPLES:
+        if anchors > self.limit or samples > MAX_GRID_SAMPLES:
             raise self._refusal(
                 f"within the limits: it needs {_show_counts([axis.p for axis in axes])} = {anchors:,} anchors and "
-                f"{samples:,} samples, the limits are {self.limit:,} and {MAX_SAMPLES:,}"
+                f"{samples:,} samples, the limits are {self.limit:,} and {MAX_GRID_SAMPLES:,}"
             )
 
     def _on_grid(self, axes: Sequence[np.ndarray]) -> np.ndarray:

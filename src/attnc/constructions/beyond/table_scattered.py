@@ -42,7 +42,7 @@ points the output can be as large as the values. Not tuned."""
 SHAPES = ((0.0, 0.5), (0.0, 0.296875), (0.125, 0.6875), (0.25, 0.5), (0.25, 0.296875))
 """(padding as a share of p, c), tried in turn. Padding suits functions that continue smoothly beyond the box. Not
 tuned."""
-CUTS = (1e-11, 1e-9, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
+SCATTERED_CUTS = (1e-11, 1e-9, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 """Singular values below this share of the largest are cut off. The first cut that keeps the values small is taken."""
 RIDGES = (1e-14, 1e-12, 1e-10, 1e-8, 1e-6, 1e-4)
 """Ridges in units of the largest diagonal entry. The first that keeps the values small is taken."""
@@ -202,7 +202,7 @@ class ScatteredSearch(TableSearch):
         rows = self.order[: 8 * math.prod(counts) + 600]
         W, f = _grid_weights(keys, self.x[rows]), self.f[rows]
         start = max(0, self.ridges[shape] - 1)  # from the ridge before the last one of this shape on
-        fit = Decomposition(W, CUTS) if self.is_fine else Ridged(W, RIDGES[start:])
+        fit = Decomposition(W, SCATTERED_CUTS) if self.is_fine else Ridged(W, RIDGES[start:])
         found = fit.first_cut(Sections(f, f, self.largest))
         if found is None:
             self.ridges[shape] = 0

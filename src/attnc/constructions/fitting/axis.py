@@ -33,7 +33,7 @@ LEAST_VALUE = 1.5
 """Least limit on |values|/max|f| that rounding may impose. Values of a good fit exceed max |f| a little. Not tuned."""
 VALUE_ROUNDINGS = 40
 """The assumed rounding error of one head as proofs bound it, in roundings of its largest value."""
-CUTS = (1e-13, 1e-10, 1e-8, 1e-6)
+AXIS_CUTS = (1e-13, 1e-10, 1e-8, 1e-6)
 """Singular values below this share of the largest are cut off. A larger cut gives smaller values and larger errors."""
 SOFTNESS = tuple(k / 64 for k in (6, 8, 10, 12, 14, 16, 19, 22, 26, 32, 38, 44, 54, 64, 80))
 """Values of c = βh², in whole 64ths so that −c·L² is exact. The ripple is (2π/c)e^{−π²/c} per unit slope and spacing. A
@@ -293,7 +293,7 @@ def unit_fit(lattice: Lattice, spare: int) -> tuple[Decomposition, Float[np.ndar
     """Return the fit on [−1, 1], which all functions share, and the outputs at the test points per singular value."""
     nodes, tests = unit_points(lattice.p, spare)
     h = 2 / lattice.spacings
-    fit = Decomposition(lattice.weights(nodes / h), CUTS)
+    fit = Decomposition(lattice.weights(nodes / h), AXIS_CUTS)
     _, singular, right = fit.factors
     return fit, lattice.weights(tests / h) @ (right.T / singular)
 
@@ -305,7 +305,7 @@ class SpectralAxis:
     lo: float
     hi: float
     lattice: Lattice
-    cut: float = CUTS[0]
+    cut: float = AXIS_CUTS[0]
     spare: int = 4  # the number of extra nodes for the fit: see `unit_points`
     error: float = math.inf  # on the sections that it was fitted to
     shape: Shape = ()  # its indices in SOFTNESS and PADS
@@ -560,7 +560,7 @@ class NodeAxis:
     def _solver(self, lattice: Lattice, rows: np.ndarray) -> ValueSolver:
         if lattice.p > FEW_ANCHORS:
             return self._banded(lattice, rows)
-        return Decomposition(self._keys(lattice).weights(self.x[rows]), CUTS)
+        return Decomposition(self._keys(lattice).weights(self.x[rows]), AXIS_CUTS)
 
     def _banded(self, lattice: Lattice, rows: np.ndarray) -> Ridged:
         keys = self._keys(lattice)

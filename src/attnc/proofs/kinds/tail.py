@@ -44,7 +44,7 @@ from attnc.targets.expressions import tree
 from attnc.targets.expressions.evaluation import enclose
 from attnc.targets.expressions.expression import Expression
 
-OUTSIDE = "is not defined on all of the half-line"
+NOT_DEFINED = "is not defined on all of the half-line"
 
 
 @dataclass(frozen=True, eq=False)
@@ -295,7 +295,7 @@ def expression_tails(expression: Expression, side: int, R: float) -> list[Tail]:
 
 
 def _refusal(node: tree.Node, reason: str) -> AttncError:
-    if reason == OUTSIDE:
+    if reason == NOT_DEFINED:
         return DomainError(f"{tree.to_text(node)} {reason}")
     return InputError(
         f"cannot bound the tail of {tree.to_text(node)}: it {reason}. Certify it on a bounded box instead."
@@ -451,7 +451,7 @@ def _at_bounded(name: str, a: Tail) -> Tail:
     """Apply a function to a bounded tail: g(p + r) = g(p) + G·r, with G a slope of g on the range of the argument."""
     function, values = FUNCTIONS[name], a.range
     if function.domain is not None and np.any(function.domain.may_leave([values])):
-        raise _NoRule(OUTSIDE)
+        raise _NoRule(NOT_DEFINED)
     error = 0.0
     if a.error > 0:
         if function.slope is None:

@@ -46,7 +46,7 @@ from attnc.proofs.rounding.program import HeadRoundings, Roundings, sizes_at
 from attnc.proofs.stages.extraction import OneStage
 
 U = UNIT_ROUNDOFF["float64"]
-LARGEST_EXPONENT = 60.0  # errors of scores are cut here: a weight that is off by a factor e^60 has no useful bound
+LARGEST_SCORE_ERROR = 60.0  # errors of scores are cut here: a weight that is off by a factor e^60 has no useful bound
 DEPTH = 2
 """Maximum number of halvings of a box along every axis: each multiplies the cost by 2^d. Chosen, not measured."""
 MOST_PARTS = 2**13
@@ -240,7 +240,7 @@ class _WeightErrors:
             delta = self._score_errors(at_centre)
             exponent = delta * (1 + u) + u * (gap + near.score_error)
             ulps = 2 * ENGINE_ULPS * u
-            self.tau = (np.expm1(np.minimum(exponent, LARGEST_EXPONENT)) * (1 + ulps) + ulps) * self.margin
+            self.tau = (np.expm1(np.minimum(exponent, LARGEST_SCORE_ERROR)) * (1 + ulps) + ulps) * self.margin
             self.mean_tau = self.mean(self.tau)
             self.unsettled = ~(self.mean_tau < 0.5)
             self.settled = 1 - np.minimum(self.mean_tau, 0.5)

@@ -554,5 +554,5 @@ CLAIMS: Mapping[tuple[type, type], Callable[..., Claims]] = {
 
 
 def has_derivation(target: Target, derivation: Derivation | None) -> bool:
-    """Return whether the derivation that the target needs is given, or the target needs none and none is given."""
+    """Return whether there are claims for this type of target with, or without, a derivation."""
     return (type(target), type(derivation)) in CLAIMS

@@ -36,8 +36,9 @@ from attnc.targets.parts.part import function_of_t
 
 U = UNIT_ROUNDOFF["float64"]
 SLOPE_PIECES, PIECES_AT_ENDS = 128, 24
-"""Pieces of the range of t on which slopes are enclosed if the box is divided: of equal widths, and besides at each end
-of widths that shrink to the error of t, as √t is steep there. The values are not tuned."""
+"""Pieces of the range of t on which slopes are enclosed if the box is divided. SLOPE_PIECES pieces have equal widths.
+PIECES_AT_ENDS more lie at each end, with widths that shrink to the error of t, because √t is steep there. The values
+are not tuned."""
 BENT_HEADS = 3
 """Heads per box whose slopes are taken at both ends: each doubles the work, and the checker takes 3."""
 WIDE_SLOPES = 0.25
@@ -63,9 +64,9 @@ POLLED = 16
 
 @dataclass(frozen=True, eq=False)
 class Slopes:
-    """g(t̂) − g(t) ∈ G·(t̂ − t) ± jump for t in a piece of an interval and |t̂ − t| ≤ error, t̂ held where g is.
+    """g(t̂) − g(t) ∈ G·(t̂ − t) ± jump for t in a piece of an interval and |t̂ − t| ≤ error.
 
-    One row for each head.
+    Where g is constant beyond `held`, t̂ is clipped to `held`. There is one row for each head.
     """
 
     edges: Float[np.ndarray, "heads edges"]
