@@ -11,7 +11,7 @@ from attnc.constructions.beyond.graded import GRADED
 from attnc.constructions.beyond.spectral_grid import SPECTRAL_GRID
 from attnc.constructions.catalogue import CATALOGUE
 from attnc.constructions.construction import CRITERIA, Request
-from attnc.errors import BoundNotMet
+from attnc.errors import BoundNotMet, InputError
 
 WAVE = ("exp(sin(x)*y)", {"x": (-2, 2), "y": (-2, 2)}, 1e-5)
 
@@ -91,3 +91,44 @@ def test_a_grid_is_not_looked_for_beyond_what_is_found_already(monkeypatch):
     best = next(planning.cheapest_first(target, Request(1e-3), [GRADED, SPECTRAL_GRID]))
     assert best.name == "graded"
     assert max(tried) <= best.multiply_adds < 50
+
+
+SINE = ((lambda X: np.sin(X[:, 0])), [(-1, 1)], 0.1)
+CLIP = attnc.TruncatedLinear([[1.0]], 0.0, 0.0, 1.0, box=(-1.0, 1.0))
+HALF_LINE = attnc.TruncatedLinear([[1.0]], 0.0, 0.0, 1.0, box=(-1.0, np.inf))
+
+
+@pytest.mark.parametrize(
+    ("source", "options"),
+    [(CLIP, {"construction": "graded"}), (SINE[0], {"construction": "graded", "box": [(-1, 1)]})],
+)
+def test_a_named_construction_refuses_norms_that_its_plan_refuses(source, options) -> None:
+    """Nothing would be proved: neither is an expression, and the Python code has no constant."""
+    with pytest.raises(InputError, match="graded has proofs in an L_p norm only for expressions"):
+        attnc.compile(source, eps=0.1, norm=2, **options)
+
+
+def test_norms_of_python_code_with_a_constant_are_planned_and_proved() -> None:
+    rows = {row.name: row for row in attnc.plan(*SINE, norm=2, lipschitz=1.0)}
+    for name in ("graded", "binomial", "spectral_grid"):
+        assert rows[name].why_not is None
+        assert attnc.compile(*SINE, norm=2, lipschitz=1.0, construction=name).certificate.bound <= 0.1
+
+
+def test_the_plan_of_gates_and_fits_has_an_expected_error() -> None:
+    rows = {row.name: row for row in attnc.plan("abs(x)", {"x": (-1, 1)}, 1e-3)}
+    for name in ("gates", "compose", "graded"):
+        assert 0 < rows[name].error <= 1e-3
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "advice"),
+    [
+        (CLIP, {"norm": 2}, "Leave it out, or use construction='max_affine' or"),
+        ("tanh(x)", {"norm": 2, "box": {"x": (-np.inf, np.inf)}}, "Leave it out.$"),
+        (HALF_LINE, {}, "only expressions can have an infinite box. Write it as an expression, or choose a finite box"),
+    ],
+)
+def test_refusals_advise_what_takes_the_target(source, options, advice) -> None:
+    with pytest.raises(InputError, match=advice):
+        attnc.compile(source, eps=0.1, **options)

@@ -127,16 +127,19 @@ def construction_named(name: str) -> Construction:
 
 
 def _build(construction: Construction, target: Target, request: Request) -> Callable[[], Built]:
-    """Return the build of one construction; raise InputError if an option was given that it does not take."""
-    if not target.box.is_bounded and request.construction not in ("auto", "gates"):
-        raise InputError(f"{construction.name} needs a finite box, found {target.box}; gates takes infinite ones")
+    """Return the build of one construction; raise InputError if it does not take the target or an option."""
+    if not target.box.is_bounded and target.expression is None:
+        raise InputError(
+            f"cannot compile {target.describe()} on {target.box}: only expressions can have an infinite box. Write it "
+            "as an expression, or choose a finite box."
+        )
     for option, value in request.options.items():
         if option not in construction.options:
-            takers = [f"construction={each.name!r}" for each in CATALOGUE if option in each.options]
-            raise InputError(
-                f"{option}={value!r} is not an option of {construction.name}. Leave it out, or use "
-                f"{' or '.join(takers)}."
-            )
+            able = (each for each in CATALOGUE if option in each.options and each.why_not(target, request) is None)
+            others = " or ".join(f"construction={each.name!r}" for each in able)
+            advice = f"Leave it out, or use {others}." if others else "Leave it out."
+            raise InputError(f"{option}={value!r} is not an option of {construction.name}. {advice}")
+    construction.accept(target, request)
 
     def build() -> Built:
         try:
@@ -200,8 +203,8 @@ def cheapest(rows: Sequence[Estimate], criterion: str) -> list[Estimate]:
 def cheapest_first(target: Target, request: Request, constructions: Sequence[Construction]) -> Iterator[Estimate]:
     """Yield the rows of constructions that can be used, cheapest first; raise BoundNotMet with all reasons if none can.
 
-    By multiply-adds, the anchors of a construction are first limited to the multiply-adds of the cheapest one so far.
-    At a kink a grid needs many anchors, and counting them would take long.
+    If the criterion is multiply_adds, a construction is first estimated with at most as many anchors as the cheapest
+    one has multiply-adds: with more it cannot be cheaper. This avoids counting the many anchors of a grid at a kink.
     """
     rows, able, left = dict[str, Estimate](), list[Estimate](), list(constructions)
     is_any = False

@@ -39,6 +39,8 @@ class Built:
         The place {name: (lo, hi)} where the bound is largest.
     parameters : tuple of (str, value)
         The sizes that were chosen.
+    observed : float or None
+        The error that the construction expects from samples of its fits; not a bound.
 
     Examples
     --------
@@ -57,6 +59,7 @@ class Built:
     derivation: Derivation | None = None  # for a deep program: the function that every head computes
     again: Callable[[Mapping[str, float]], Built] | None = None
     """Builds the network again from the proved errors of its heads, {channel that the head writes: error}."""
+    observed: float | None = None
 
 
 def require(built: Built, eps: float | None, target: Target) -> Built:

@@ -274,7 +274,7 @@ class Construction:
     estimated : callable, optional
         Finds the cost without building; by default the program is built and counted.
     options : frozenset of str
-        The names of the options that it takes: "centres", "heads", "norm".
+        The options that it takes, among "centres", "heads", "norm", "beta" and "points_per_axis".
 
     Examples
     --------
@@ -306,9 +306,7 @@ class Construction:
         if self.estimated is not None:
             return self.estimated(target, request)
         built = self.build(target, request)
-        named: dict[str, Any] = dict(built.parameters)
-        seen = named.get("worst_error", named.get("composed error"))
-        return Estimate.of_built(built, seen if built.bound is None else built.bound.value)
+        return Estimate.of_built(built, built.observed if built.bound is None else built.bound.value)
 
 
 def for_eps(theorem: Callable[..., Built]) -> Callable[[Target, Request], Built]:
@@ -395,9 +393,11 @@ def largest_error(target: Target, request: Request) -> str | None:
 
 def summable(target: Target, request: Request) -> str | None:
     """The condition that the prover can bound an L_p norm without a theorem of the construction."""
-    if request.p == math.inf or (target.expression is not None and target.box.d <= MAX_VARIABLES):
+    is_known = target.expression is not None or target.given is not None
+    if request.p == math.inf or (is_known and target.box.d <= MAX_VARIABLES):
         return None
-    return f"has proofs in an L_p norm only for expressions in up to {MAX_VARIABLES} variables"
+    kinds = "expressions, and for functions with a given constant,"
+    return f"has proofs in an L_p norm only for {kinds} in up to {MAX_VARIABLES} variables"
 
 
 def refuse(name: str, target: Target, request: Request, *conditions: Requirement) -> None:

@@ -276,7 +276,7 @@ class PolynomialSearch:
         delta = float(np.exp(found.fit.shape[0]))
         centre = ("centre", self.base + found.fit.shape[1] / delta)
         parameters = (("degree", found.p - 1), ("delta", delta), centre, *found.parameters)
-        return Built(found.head.program(target), "binomial", None, None, parameters)
+        return Built(found.head.program(target), "binomial", None, None, parameters, observed=found.error)
 
     def _starts(self, near: Polynomial | None) -> Iterator[Shape]:
         """Yield the shape of `near`, a polynomial of another degree, and then a coarse net of shapes."""

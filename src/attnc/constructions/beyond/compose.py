@@ -174,7 +174,7 @@ class Composition:
             return ledger.composed(None, excess).build(dtype)
 
         parameters = (("composed error", self.error),)
-        return Built(program, NAME, None, parameters=parameters, derivation=derivation, again=again)
+        return Built(program, NAME, None, None, parameters, derivation, again, observed=self.error)
 
 
 COMPOSING = "composing"

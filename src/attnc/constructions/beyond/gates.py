@@ -114,7 +114,8 @@ def gates(
     parameters = (("gates", names), ("error", plan.error))
     # A staged proof needs heads of one argument and a bounded box.
     is_staged = target.box.is_bounded and not any(isinstance(part, Choice) for _, part in plan.heads)
-    return Built(program, "gates", None, parameters=parameters, derivation=derivation if is_staged else None)
+    proved_by = derivation if is_staged else None
+    return Built(program, "gates", None, parameters=parameters, derivation=proved_by, observed=plan.error)
 
 
 class _GatePlan:

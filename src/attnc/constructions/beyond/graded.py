@@ -169,7 +169,8 @@ def _built(target: Target, line: PiecewiseFunction, fitted: JoinedHead) -> Built
     sizes = " + ".join(str(group.p) for group in fitted.fit[:12]) + (" + …" if len(fitted.fit) > 12 else "")
     largest = ("largest_slope", float(np.abs(fitted.head.keys.slopes).max()))
     named = ("keys_per_piece", sizes), ("kinks", kinks or "none")
-    return Built(fitted.head.program(target), "graded", None, None, (*named, largest, *fitted.parameters))
+    made, error = fitted.head.program(target), fitted.error
+    return Built(made, "graded", None, None, (*named, largest, *fitted.parameters), observed=error)
 
 
 def _refusal(target: Target, line: PiecewiseFunction, fitted: JoinedHead | None, most: int) -> BoundNotMet:
