@@ -70,8 +70,9 @@ def observe(built: Built, target: Target, eps: float | None, p: float, progress:
 
 
 def prove(network: Network, built: Built, target: Target, progress: Progress | None, seconds: float) -> Network:
-    """Return the network with the bound that a prover derives from its weights, if it is better than the theorem's.
+    """Return the network with the bound that a prover derives from its weights, if it can replace the theorem's.
 
+    It does so if it is smaller, or within eps: the checker can re-prove it, and cannot re-prove a theorem.
     If there is neither, the bound is None and the method is "estimate". `seconds` are counted. OutOfTime is raised if
     the time on the wall is over before there is a bound.
     """
@@ -92,7 +93,7 @@ def prove(network: Network, built: Built, target: Target, progress: Progress | N
         if claim.bound is None:
             raise
         return network
-    if proof is None or not _is_better(proof, claim.bound, request):
+    if proof is None or not _replaces(proof, claim.bound, request):
         return network
     return _checked(dataclasses.replace(network, certificate=claim.proved(proof, _method(proof, target))), target)
 
@@ -150,7 +151,7 @@ def _by_theorem(built: Built, target: Target, eps: float | None, p: float) -> Ne
     )
 
 
-def _is_better(proof: Proof, bound: float | None, request: ProofRequest) -> bool:
+def _replaces(proof: Proof, bound: float | None, request: ProofRequest) -> bool:
     """Return whether a proof replaces the bound of a theorem, or the check of a table by an engine.
 
     The check is kept if its error is within eps, and the bound with rounding is not.

@@ -1,9 +1,9 @@
 """Re-prove a saved network, and remember on this machine which files were re-proved.
 
 A record is a small file in the user's cache folder, named by a fingerprint: the hash of the files that a claim depends
-on, and of the checker. The checker counts by its sources instead of a version number, which somebody would have to
-raise by hand: a record ends with any change of the program that wrote it. Records that others could have written do not
-count, and a cache that cannot be read or written is a cache without records.
+on, and of the checker. The fingerprint includes a hash of the checker's source files, so any change of the checker
+makes old records invalid. A record is ignored if another user could have written it. If the cache folder cannot be read
+or written, every network counts as not re-proved.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def _content(wanted: str) -> bytes:
 def _is_private(path: str) -> bool:
     """Return whether a file or folder, which is no link, belongs to this user, and nobody else can write it."""
     found = os.lstat(path)
-    if os.name == "nt":  # its files have neither numbers of users nor bits for others; a profile is its user's own
+    if os.name == "nt":  # Windows has no owner ids or permission bits; a user's profile folder is private by default
         return not stat.S_ISLNK(found.st_mode)
     return not stat.S_ISLNK(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
 

@@ -21,7 +21,7 @@ from attnc.constructions.fitting.gate import (
     SIGN_ERROR,
     Gate,
 )
-from attnc.errors import InputError, real_number
+from attnc.errors import InputError, positive_number
 from attnc.ir.soft_head import SoftHead
 from attnc.numerics.arrays import Float
 from attnc.numerics.limits import time_limit
@@ -118,8 +118,7 @@ TEXTS: dict[str, Callable[..., str]] = {
 @functools.lru_cache(maxsize=512)
 def solve(activation: Activation, eps: float, dtypes: tuple[str, ...]) -> Solved:
     """Return the fewest keys whose proved error is ≤ eps in exact arithmetic, after rounding to each of the dtypes."""
-    if not real_number("eps", eps) > 0:
-        raise InputError(f"eps must be a finite number > 0, found {eps!r}")
+    positive_number("eps", eps)
     best = math.inf
     for attempt in range(GATE_ATTEMPTS):
         try:

@@ -26,7 +26,7 @@ from attnc.converting.modules import (
 )
 from attnc.converting.recognising import ActivationCall, read_function, read_module, why_fused
 from attnc.converting.report import Left, Replaced, Report
-from attnc.errors import InputError, real_number
+from attnc.errors import InputError, positive_number
 
 DEVICES = ("cpu", "cuda", "mps", "xpu")
 """The devices on which tensors have values. On the meta device they have none."""
@@ -75,9 +75,7 @@ def _check(module: Any, eps: Any) -> float:
                 f"{name or 'the model'} was compiled by torch.compile: give the model it was made from (_orig_mod), "
                 "and compile the converted one"
             )
-    eps = real_number("eps", eps)
-    if not eps > 0:
-        raise InputError(f"eps must be a finite number > 0, found {eps!r}")
+    eps = positive_number("eps", eps)
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if tensor.device.type not in DEVICES:
             raise InputError(f"{name} is on the device {tensor.device}: convert the model on {', '.join(DEVICES)}")
