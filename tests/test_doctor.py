@@ -108,7 +108,7 @@ def test_the_command(examined: list[doctor.Examined], monkeypatch: pytest.Monkey
     def run(*arguments: str) -> tuple[int, str]:
         with pytest.raises(SystemExit) as ending:
             main(["doctor", *arguments])
-        return int(ending.value.code or 0), capsys.readouterr().out
+        return int(ending.value.code or 0), " ".join(capsys.readouterr().out.split())
 
     monkeypatch.setattr(doctor, "examine", lambda progress=None: examined)
     code, shown = run()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import math
 import os
@@ -57,6 +58,8 @@ def end_with(parent: int) -> None:
 
     signal.signal(signal.SIGALRM, look)
     signal.setitimer(signal.ITIMER_REAL, WATCH, WATCH)
+    # While Python shuts down it removes the handler, and then the next signal would end the process with an error.
+    atexit.register(signal.setitimer, signal.ITIMER_REAL, 0)
     look()
 
 

@@ -92,3 +92,21 @@ def test_limits_that_are_none(large: Path, option: tuple[str, str]) -> None:
     done = program(large, *option)
     assert done.returncode == 2
     assert option[0] in done.stderr
+
+
+SLOW_END = """
+import os, time
+from attnc_checker import limits
+
+class Slow:
+    def __del__(self, sleep=time.sleep):
+        sleep(0.3)
+
+limits.WATCH = 0.02
+limits.end_with(os.getppid())
+slow = Slow()
+"""
+
+
+def test_a_process_that_takes_long_to_end_is_not_killed() -> None:
+    assert subprocess.run([sys.executable, "-c", SLOW_END], check=False).returncode == 0

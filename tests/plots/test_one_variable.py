@@ -114,7 +114,7 @@ def test_one_of_several_outputs() -> None:
     shown = figure(two, output=1)
     assert curves(panel(shown, "target and network"))["network"][1].min() > 5
     assert any("out[1] of 2" in text for text in texts(shown))
-    with pytest.raises(InputError, match="from 0 to 1"):
+    with pytest.raises(InputError, match="there is no output 2: the network has 2 outputs, from 0 on"):
         figure(two, output=2)
 
 
