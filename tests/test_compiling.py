@@ -300,8 +300,9 @@ def test_without_eps_the_bound_is_reported_and_not_enforced(construction):
     assert net.certificate.bound > 0.1, "far above the default eps"
 
 
-def test_cells_may_differ_per_axis():
-    net = attnc.compile("x+y", {"x": (0, 1), "y": (0, 1)}, points_per_axis=[3, 4], construction="max_affine")
+@pytest.mark.parametrize("counts", [[3, 4], np.array([3, 4])])
+def test_cells_may_differ_per_axis(counts):
+    net = attnc.compile("x+y", {"x": (0, 1), "y": (0, 1)}, points_per_axis=counts, construction="max_affine")
     assert net.num_anchors == 12
 
 

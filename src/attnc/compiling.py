@@ -62,7 +62,7 @@ def compile(  # the public name; this module does not need the builtin
     centres: str | None = None,
     heads: int | None = None,
     beta: float | None = None,
-    points_per_axis: int | Sequence[int] | None = None,
+    points_per_axis: int | Sequence[int] | np.ndarray | None = None,
     max_anchors: int = MAX_ANCHORS,
     max_bytes: int = MAX_BYTES,
     seconds: float = DEFAULT_SECONDS,
@@ -138,6 +138,7 @@ def compile(  # the public name; this module does not need the builtin
     require_no_fault()
     if eps is None and points_per_axis is None:
         eps = DEFAULT_EPS
+    counts = points_per_axis.tolist() if isinstance(points_per_axis, np.ndarray) else points_per_axis
     request = Request(
         None if eps is None else real_number("eps", eps),
         dtype,
@@ -147,7 +148,7 @@ def compile(  # the public name; this module does not need the builtin
         centres,
         heads,
         progress,
-        tuple(points_per_axis) if isinstance(points_per_axis, Sequence) else points_per_axis,
+        tuple(counts) if isinstance(counts, Sequence) else counts,
         None if beta is None else real_number("beta", beta),
         construction=construction,
         criterion=criterion,

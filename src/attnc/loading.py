@@ -63,16 +63,17 @@ def load(path: str | Path, *, max_bytes: int = MAX_TENSOR_BYTES) -> Network:
                 raise FileError(f"{path}: layer {layer.name!r} claims {tokens:,} tokens with {entries:,} numbers")
     if "certificate.json" not in certificates:
         raise FileError(f"{path}: certificate.json is missing")
+    file = "config.json"
     try:
         box = Box.parse({str(name): tuple(ends) for name, ends in config["box"].items()})
         own = str(program.dtype)
         by_dtype = {}
-        for name, claim in certificates.items():
-            dtype = name.removeprefix("certificate").removesuffix(".json").removeprefix(".") or own
+        for file, claim in certificates.items():
+            dtype = file.removeprefix("certificate").removesuffix(".json").removeprefix(".") or own
             by_dtype[dtype] = _certificate(claim, dtype, box, config["expression"])
-            if is_remembered(fingerprint(digests, name)):
+            if is_remembered(fingerprint(digests, file)):
                 by_dtype[dtype] = dataclasses.replace(by_dtype[dtype], standing=Standing.REPROVED)
-        certificate = by_dtype.pop(own)
+        file, certificate = "config.json", by_dtype.pop(own)
         _require_same("variables", config["variables"], list(box.names))
         if box.d != sum(math.prod(shape) for shape in program.input_shapes):
             raise InputError(f"a box of {box.d} variables for inputs of shape {program.input_shapes}")
@@ -91,7 +92,8 @@ def load(path: str | Path, *, max_bytes: int = MAX_TENSOR_BYTES) -> Network:
             also=by_dtype,
         )
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError, InputError) as error:
-        raise FileError(f"{path}: config.json does not fit: {type(error).__name__}: {error}") from None
+        reason = f"the field {error} is missing" if isinstance(error, KeyError) else error
+        raise FileError(f"{path}: {file} does not fit: {reason}") from None
 
 
 def _certificate(claim: Mapping[str, Any], dtype: str, box: Box, expression: Any) -> Certificate:

@@ -242,8 +242,9 @@ class Network:
         -------
         float or None
             None if nothing was proved, and for a part of the box of a table. If the network has no expression, or the
-            proof does not finish in time, a part has the bound of the whole box. It never has a larger one, unless a
-            file states the bound of the whole box and nobody has re-proved it here.
+            proof does not finish in time, a part has the bound of the whole box, which a file may only state. The bound
+            of a part is at most that of the whole box, except if the latter is only stated by a file and was not
+            re-proved on this machine.
 
         Raises
         ------
@@ -283,7 +284,7 @@ class Network:
                 has_theorem=claim.by_leaves is not None and bool(claim.by_leaves.cuts),
             )
             proof = best_proof(self.program, target, request)
-            if proof is not None:  # one that is only stated by a file may be smaller than the truth
+            if proof is not None:  # a bound that only a file states may be too small
                 return proof.bound if claim.standing is Standing.STATED else min(claim.bound, proof.bound)
         return claim.bound
 
