@@ -443,7 +443,7 @@ def _rounded(problem: RowProblem, z: np.ndarray) -> tuple[Any, ...]:
 def problems() -> dict[str, tuple[Mapping[int, Any], Callable[[int], RowProblem]]]:
     """By name: the stored rows, and the problem of a row."""
     recipes = {name: FUNCTIONS[name].gate for name in ("gelu", "erf", "softplus", "atan")}
-    recipes["gelu_tanh"] = OTHER_RECIPES["gelu_tanh"]
+    recipes["gelu_tanh"] = OTHER_RECIPES["gelu_tanh"][1]
     found: dict[str, tuple[Mapping[int, Any], Callable[[int], RowProblem]]] = {}
     for name in ("gelu", "gelu_tanh", "erf", "softplus"):
         recipe = recipes[name]

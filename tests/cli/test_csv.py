@@ -174,7 +174,7 @@ def test_options_that_do_not_go_together(refused, tmp_path: Path):
         (("x", "--box", "x=0:1", "--inputs", "x"), "--inputs names columns of a table"),
         (("x", "--box", "x=0:1", "--output", "x"), "--output names columns of a table"),
         ((*table, "--norm", "2"), "norm=2.0 is not an option of table_grid"),
-        ((*table, "--construction", "max_affine"), "says nothing between its points"),
+        ((*table, "--construction", "max_affine"), "a table has no values between its points"),
     ):
         assert message in refused("compile", "--eps", "0.1", *arguments)
 

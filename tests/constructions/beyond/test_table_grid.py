@@ -211,7 +211,7 @@ def test_limits_are_respected():
     ("points", "values", "options", "message"),
     [
         (SCATTERED, range(20), {"construction": "table_grid"}, "not a tensor grid; use table_scattered"),
-        (X, X, {"construction": "max_affine"}, "says nothing between its points"),
+        (X, X, {"construction": "max_affine"}, "a table has no values between its points"),
         (X, X, {"norm": 2}, "norm=2.0 is not an option of table_grid"),
         (X, 1e37 * X, {"dtype": "float32"}, "too much for float32: scale the values"),
         (1e-40 * X, X, {"dtype": "float32"}, "too small for float32: scale the variable"),
