@@ -60,9 +60,9 @@ class Arithmetic:
         the others err by (1 + 2γ_keys) times the far terms in all. So for keys·u ≤ 1/8 a sum of terms t_k is off by at
         most γ_near Σ|t_k| + 2 Σ_far |t_k|. The sum of weights is thus off by a factor 1 ± (γ_near + 2 Σ_far p̂_k), which
         multiplies the average, even if terms cancelled in it. If a term passes through at most `depth` additions, and
-        weights are divided by their sum once or twice, depth + 1 replaces the number of near keys, and none is far.
-        The largest weight is 1. Each weight that is lost or underflows moves the average by 2·lost·max|v|. The sizes
-        include the underflow of products.
+        weights are divided by their sum once or twice, depth + 1 replaces the number of near keys, and none is far. The
+        smaller bound is returned. The largest weight is 1. Each weight that is lost or underflows moves the average by
+        2·lost·max|v|. The sizes include the underflow of products.
         """
         if self.u == 0:
             return arb(0)
@@ -73,8 +73,11 @@ class Arithmetic:
         near, largest = sum(not is_far for _, _, is_far in pairs), most(sizes)
         mass, far = total(w for w, _, is_far in pairs if is_far), total(x for _, x, is_far in pairs if is_far)
         all_ = total(x for _, x, is_far in pairs if not is_far).min(largest) + far  # computed weights add up to one
-        if depth < near:
-            near, mass, far = depth + 1, arb(0), arb(0)
-        factor, size = self.gamma(near) + 2 * mass, all_.min(sized)
-        error = self.gamma(near + 3 + n) * size + (2 * far + factor * average.min(size)) * (1 + self.gamma(n))
-        return error / (1 - factor) + 4 * keys * self.lost * largest
+        size = all_.min(sized)
+
+        def error(near: int, mass: arb, far: arb) -> arb:
+            factor = self.gamma(near) + 2 * mass
+            off = self.gamma(near + 3 + n) * size + (2 * far + factor * average.min(size)) * (1 + self.gamma(n))
+            return off / (1 - factor)
+
+        return error(near, mass, far).min(error(depth + 1, arb(0), arb(0))) + 4 * keys * self.lost * largest

@@ -46,6 +46,7 @@ def composed(text, eps, dtype="float64", box=None):
         ("1.463*x + abs(3.514 - 1.138*x)", 1e-4, "float32", None),  # the sizes of values are measured along t
         ("silu(2.312*x + 1000)", 5e-4, "float32", {"x": (-1, 1)}),  # |x| is 1 at most, not (|t| + 1000)/2.312
         ("silu(x + 1)*y + gelu(2*x - 2.01)", 2e-5, "float32", dict.fromkeys("xy", (-1, 1))),
+        ("(x, silu(y))", 1e-3, "float32", {"x": (-10, -1), "y": (-20, -8)}),  # few keys, all but one far behind
         ("relu(sin(a) - b - c - d + f + g - h)", 1e-3, "float32", None),  # what keys share of the rounding of a query
         # The input comes as near to the end of a domain as it may.
         ("sqrt(x) + y*x", 3e-2, "float64", {"x": (0, 1), "y": (-1, 1)}),
