@@ -51,6 +51,8 @@ def composed(text, eps, dtype="float64", box=None):
         # The input comes as near to the end of a domain as it may.
         ("sqrt(x) + y*x", 3e-2, "float64", {"x": (0, 1), "y": (-1, 1)}),
         ("sqrt(x)*y + asin(y)", 3e-2, "float64", {"x": (0, 1), "y": (-1, 1)}),
+        # √ is steep at 0, and the bound is largest elsewhere.
+        ("x + sqrt(abs(sin(y)))", 0.6, "float64", {"x": (0, 1), "y": (-1, 1)}),
         # 0.3 + x² − x ≥ 0.05, but the range of that is below 0 on parts of a width of 1/20.
         ("log(0.3 + x*x - x + y*y)*z", 1e-2, "float64", dict.fromkeys("xyz", (-1, 1))),
     ],

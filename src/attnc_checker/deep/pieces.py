@@ -62,10 +62,11 @@ class Pieces:
         inner = {float(x.mid()) for step in steps for x in (low + step, high - step)}
         edges = [low, *(arb(x) for x in sorted(inner) if low < x < high), high]
         found = [_piece(claim, function, a, b, e) for a, b in itertools.pairwise(edges)]
-        jump = most([piece.jump for piece in found])  # jumps up to the largest cost nothing more
+        largest = most([piece.jump for piece in found])  # smaller jumps cost nothing more
+        jumps = [(piece.values[1] - piece.values[0]).upper() for piece in found]
         self.pieces = [
-            piece._replace(slopes=ZERO, jump=jump) if piece.values[1] - piece.values[0] <= jump else piece
-            for piece in found
+            piece._replace(slopes=ZERO, jump=jump) if jump <= largest else piece
+            for piece, jump in zip(found, jumps, strict=True)
         ]
 
     def around(self, t: Range = UNKNOWN) -> Piece:
