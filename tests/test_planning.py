@@ -115,6 +115,12 @@ def test_norms_of_python_code_with_a_constant_are_planned_and_proved() -> None:
         assert attnc.compile(*SINE, norm=2, lipschitz=1.0, construction=name).certificate.bound <= 0.1
 
 
+def test_a_function_that_jumps_is_planned_in_a_norm() -> None:
+    planned = attnc.plan("sign(x)*y", {"x": (-1, 1), "y": (-1, 1)}, 1.0, norm=2)
+    rows = {row.name: row for row in planned if row.why_not is None}
+    assert rows["two_layer"].anchors >= 2
+
+
 def test_the_plan_of_gates_and_fits_has_an_expected_error() -> None:
     rows = {row.name: row for row in attnc.plan("abs(x)", {"x": (-1, 1)}, 1e-3)}
     for name in ("gates", "compose", "graded"):

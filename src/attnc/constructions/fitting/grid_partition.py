@@ -437,9 +437,9 @@ class GridBuilder(abc.ABC, Generic[Cells]):
 
     def estimated_counts(self) -> Counts:
         """Return the cells per axis from the variation of the target, extrapolated beyond MAX_CELLS_TRIED cells."""
-        goal, request = 0.99 * self.request.goal, self.request
-        search = GridSearch(self.target, goal, lambda grid: 0.5 + CELL_OVERHANG, request.dtype, request.p)
-        return search.counts(MAX_CELLS_TRIED)
+        request = self.request
+        rho = (lambda grid: 0.5 + CELL_OVERHANG) if self.target.is_continuous else self._rho
+        return GridSearch(self.target, self._share, rho, request.dtype, request.p).counts(MAX_CELLS_TRIED)
 
     def _sample(self, grid: CellGrid) -> Float[np.ndarray, "cells outputs"]:
         """Return the value of every cell."""
