@@ -70,10 +70,11 @@ class Subject:
         if leaf.cell is None:
             name = f"the tail leaf beyond the core on side {leaf.order}"
             return self.hold(name, bound, loose, lambda room: self._beyond(leaf.order))
-        return self._prove_cell(leaf, leaf.cell, PIECES[min(len(self.claim.ends), len(PIECES)) - 1], bound, loose)
+        pieces = PIECES[min(len(self.claim.ends), len(PIECES)) - 1]
+        return self._prove_cell(leaf, leaf.cell, self.near(leaf.cell), pieces, bound, loose)
 
-    def _prove_cell(self, leaf: Leaf, cell: Cell, pieces: int, bound: float, loose: float) -> arb:
-        (level, index), box, prover = cell, self.box(cell), self.near(cell)
+    def _prove_cell(self, leaf: Leaf, cell: Cell, prover: Prover, pieces: int, bound: float, loose: float) -> arb:
+        (level, index), box = cell, self.box(cell)
         is_cut = pieces >= 2 ** len(index)  # before more than the bound is accepted
         places = zip(self.claim.variables, self.sides(cell), strict=True)
         where = ", ".join(f"{name} ∈ [{float(lo):.6g}, {float(hi):.6g}]" for name, (lo, hi) in places)
@@ -83,8 +84,9 @@ class Subject:
         except Refused:
             if not is_cut:
                 raise
-        parts = itertools.product(*((2 * i, 2 * i + 1) for i in index))
-        return most(self._prove_cell(leaf, (level + 1, part), pieces >> len(index), bound, loose) for part in parts)
+        parts = [(level + 1, part) for part in itertools.product(*((2 * i, 2 * i + 1) for i in index))]
+        prover, pieces = prover.within(box), pieces >> len(index)  # without the keys that are far behind on the leaf
+        return most(self._prove_cell(leaf, part, prover, pieces, bound, loose) for part in parts)
 
     def _beyond(self, side: int) -> arb:
         """Return a bound beyond the core, without the rounding that is relative to |x|."""

@@ -80,4 +80,7 @@ class Arithmetic:
             off = self.gamma(near + 3 + n) * size + (2 * far + factor * average.min(size)) * (1 + self.gamma(n))
             return off / (1 - factor)
 
-        return error(near, mass, far).min(error(depth + 1, arb(0), arb(0))) + 4 * keys * self.lost * largest
+        found = error(near, mass, far)
+        if depth < keys:
+            found = found.min(error(depth + 1, arb(0), arb(0)))
+        return found + 4 * keys * self.lost * largest
