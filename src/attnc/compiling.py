@@ -23,6 +23,7 @@ from attnc.constructions.construction import (
     exponent,
     normal_numbers,
 )
+from attnc.constructions.fitting.search import tightened
 from attnc.errors import BoundNotMet, InputError, positive_number, real_number
 from attnc.exports.tensors import encode
 from attnc.network import Network
@@ -178,7 +179,7 @@ def _within_eps(target: Target, request: Request) -> _Attempt:
     unbuilt: BoundNotMet | None = None
     for build in candidates(target, request):
         try:
-            attempt = _refined(_proved(without_overflow(build, target), target, request), target, request)
+            attempt = _refined(build, target, request)
         except BoundNotMet as refusal:
             unbuilt = refusal
             continue
@@ -193,39 +194,58 @@ def _within_eps(target: Target, request: Request) -> _Attempt:
 
 def _proved(built: Built, target: Target, request: Request) -> _Attempt:
     """Observe and prove in the share of the time that a proof has; raise BoundNotMet if no bound is found in it."""
-    eps = math.inf if request.eps is None else request.eps  # without eps every bound is accepted
     try:
         with time_share(PROOF_SHARE):
             network = observe(built, target, request.eps, request.p, request.progress)
             proved = prove(network, built, target, request.progress, PROOF_SHARE * request.seconds)
     except OutOfTime as late:
-        raise out_of_time(target, eps, request.seconds, built.construction, late) from None
-    return _Attempt(built, proved, eps)
+        raise out_of_time(target, request.eps_or_any, request.seconds, built.construction, late) from None
+    return _Attempt(built, proved, request.eps_or_any)
 
 
-def _refined(best: _Attempt, target: Target, request: Request) -> _Attempt:
-    """Build again for a smaller eps while the proved error is above eps, and as long as that helps."""
-    last, asked = best, best.eps
-    again: Callable[[], Built] | None = None
-    for _ in range(MAX_RETRIES):
-        if last.is_met or not last.can_be_finer:
-            break
-        again = last.again if again is None else None
-        if again is None:
-            asked *= last.room
-        finer = replace(request, eps=asked, construction=last.built.construction)
+def _refined(build: Callable[[], Built], target: Target, request: Request) -> _Attempt:
+    """Build and prove, and again for a smaller eps while the proved error is above eps, as long as that helps."""
+
+    def attempt(asked: _Asked, failed: Sequence[_Attempt]) -> _Attempt | None:
         try:
-            built = without_overflow(again or next(candidates(target, finer)), target)
+            if not failed:
+                made = build
+            else:
+                finer = replace(request, eps=asked.eps, construction=failed[-1].built.construction)
+                made = asked.again or next(candidates(target, finer))
+            built = without_overflow(made, target)
         except BoundNotMet:
-            break
-        if last.is_same(built):  # its samples show a smaller error than it was asked for
-            continue
-        last = _proved(built, target, request)
-        helped = last.error < WORTHWHILE * best.error
-        best = last if last.error < best.error else best
-        if not helped:
-            break
-    return best
+            if not failed:
+                raise
+            return None
+        if failed and failed[-1].is_same(built):  # its samples show a smaller error than it was asked for
+            return failed[-1]
+        return _proved(built, target, request)
+
+    goal = request.eps_or_any
+    found = tightened(_Asked(goal, None), attempt, _Asked.next, goal, 1 + MAX_RETRIES, gives_up=_is_useless)
+    return found.met or found.best
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """The eps of a retry, or its build from the proved errors of the heads."""
+
+    eps: float
+    again: Callable[[], Built] | None
+
+    def next(self, last: _Attempt) -> _Asked:
+        """Return the next retry: first a build from proved errors, if there is one, then a smaller eps, in turns."""
+        again = last.again if self.again is None else None
+        return _Asked(self.eps if again is not None else self.eps * last.room, again)
+
+
+def _is_useless(failed: Sequence[_Attempt]) -> bool:
+    """Whether the last attempt was hardly better than the earlier ones, or cannot be finer."""
+    *earlier, last = failed
+    is_new = bool(earlier) and last not in earlier
+    is_better = not is_new or last.error < WORTHWHILE * min(each.error for each in earlier)
+    return not (is_better and last.can_be_finer)
 
 
 @dataclass(frozen=True, eq=False)

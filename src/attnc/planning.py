@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -163,8 +162,7 @@ def _in_time(build: Callable[[], Built], name: str, target: Target, request: Req
             with time_share(BUILD_SHARE):
                 return build()
         except OutOfTime as late:
-            eps = math.inf if request.eps is None else request.eps
-            raise out_of_time(target, eps, request.seconds, name, late) from None
+            raise out_of_time(target, request.eps_or_any, request.seconds, name, late) from None
 
     return timed
 

@@ -156,6 +156,11 @@ class Request:
         return self.eps
 
     @property
+    def eps_or_any(self) -> float:
+        """The eps that was asked for. Without one every error is accepted."""
+        return math.inf if self.eps is None else self.eps
+
+    @property
     def options(self) -> dict[str, object]:
         """The options that were given, by name."""
         given = {

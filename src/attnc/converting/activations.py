@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
@@ -21,6 +21,7 @@ from attnc.constructions.fitting.gate import (
     SIGN_ERROR,
     Gate,
 )
+from attnc.constructions.fitting.search import tightened
 from attnc.errors import InputError, positive_number
 from attnc.ir.soft_head import SoftHead
 from attnc.numerics.arrays import Float
@@ -119,21 +120,23 @@ TEXTS: dict[str, Callable[..., str]] = {
 def solve(activation: Activation, eps: float, dtypes: tuple[str, ...]) -> Solved:
     """Return the fewest keys whose proved error is ≤ eps in exact arithmetic, after rounding to each of the dtypes."""
     positive_number("eps", eps)
-    best = math.inf
-    for attempt in range(GATE_ATTEMPTS):
+
+    def attempt(asked: float, failed: Sequence[Solved]) -> Solved | None:
         try:
-            gate = GATES[activation.name](eps / 4**attempt, **dict(activation.parameters))
+            gate = GATES[activation.name](asked, **dict(activation.parameters))
         except InputError:
-            if attempt == 0:
+            if not failed:
                 raise
-            break
-        found = _proved(activation, gate, dtypes, eps)
-        if found.error <= eps:
-            return found
-        best = min(best, found.error)
+            return None
+        return _proved(activation, gate, dtypes, eps)
+
+    found = tightened(eps, attempt, lambda asked, last: asked / 4, eps, GATE_ATTEMPTS)
+    if found.met is not None:
+        return found.met
     raise InputError(
         f"cannot prove {activation} to eps={eps:g} with keys stored as {' or '.join(dtypes)}: the least error "
-        f"proved is {best:.2g}. Choose a larger eps{', or a model in float64' if 'float32' in dtypes else ''}."
+        f"proved is {found.best.error:.2g}. Choose a larger eps"
+        f"{', or a model in float64' if 'float32' in dtypes else ''}."
     )
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnc.constructions.fitting import search
-from attnc.constructions.fitting.search import Bracket, doubling, fewest, ladder, thinned
+from attnc.constructions.fitting.search import Bracket, doubling, fewest, ladder, thinned, tightened
 
 Trial = namedtuple("Trial", "size error")
 
@@ -63,3 +63,24 @@ def test_axes_are_shortened_one_after_the_other():
         return less if less[0] * less[1] >= 12 and min(less) > 0 else None
 
     assert thinned((5, 6), 2, shorter) == (2, 6)
+
+
+def halved(most: float):
+    """A trial with twice the error that it is asked for, and none for less than `most`."""
+    return lambda asked, failed: Trial(asked, 2 * asked) if asked >= most else None
+
+
+@pytest.mark.parametrize(
+    ("least", "tries", "gives_up", "met", "failed"),
+    [
+        (0.0, 9, lambda failed: False, 0.5, [4.0, 2.0, 1.0]),
+        (0.0, 3, lambda failed: False, None, [4.0, 2.0, 1.0]),  # no more tries
+        (2.0, 9, lambda failed: False, None, [4.0, 2.0]),  # no trial for less
+        (0.0, 9, lambda failed: len(failed) == 1, None, [4.0]),
+    ],
+)
+def test_a_smaller_error_is_asked_for_until_the_goal_is_met(least, tries, gives_up, met, failed):
+    found = tightened(4.0, halved(least), lambda asked, trial: asked / 2, 1.0, tries, gives_up=gives_up)
+    assert (found.met and found.met.size) == met
+    assert [trial.size for trial in found.failed] == failed
+    assert found.gave_up == (met is None and tries == 9)

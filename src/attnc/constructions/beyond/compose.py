@@ -26,6 +26,7 @@ from attnc.constructions.fitting.circuit import Circuit, PartFit, build_parts
 from attnc.constructions.fitting.gate import MAX_EXPONENT, function_gate, product_gate, square_gate
 from attnc.constructions.fitting.kinks import find_kinks
 from attnc.constructions.fitting.minimax import Function
+from attnc.constructions.fitting.search import tightened
 from attnc.errors import AttncError, BoundNotMet
 from attnc.functions.gate_recipes import Decay, ExactKeys, GateRecipe, has_two_keys, is_economical, may_carry
 from attnc.functions.registry import FUNCTIONS
@@ -177,6 +178,22 @@ class Composition:
         return Built(program, NAME, None, None, parameters, derivation, again, observed=self.error)
 
 
+@dataclass(frozen=True, eq=False)
+class _Sharing:
+    """One way to share eps over the heads, and the best compositions up to it."""
+
+    fits: dict[int, PartFit]
+    found: Composition
+    best: Composition | None = None  # the smallest one that is within eps on samples, and is not proved yet
+    unproved: Composition | None = None  # the last one whose proof was tried
+    is_proved: bool = False
+
+    @property
+    def error(self) -> float:
+        """The error of a composition that is proved."""
+        return self.found.error if self.is_proved else math.inf
+
+
 COMPOSING = "composing"
 """The name of this search in progress reports and in the message that the time ran out."""
 SHARING_PASSES = 6
@@ -215,28 +232,36 @@ class Ledger:
         If there are none, return fits whose errors on samples add up to eps. `excess` is the factor by which the proved
         error of a head exceeds its error on samples.
         """
-        unproved = None
-        goal = within = COMPOSED_SHARE * self.eps
-        best: Composition | None = None
-        fits: dict[int, PartFit] = {}
-        for round_ in range(MAX_SHARINGS):
+        within = COMPOSED_SHARE * self.eps
+
+        def attempt(goal: float, failed: Sequence[_Sharing]) -> _Sharing:
             check_time(COMPOSING)
             if progress is not None:
-                progress(COMPOSING, round_ / MAX_SHARINGS)
-            fits = self.fit(goal, fits, excess)
-            found, less = Composition(self, fits, self.total(fits, excess)), 0.7
-            if found.error <= within and (best is None or found.num_anchors <= best.num_anchors):
-                best = found
-            if best is not None and found.error <= within and (found.error > 0.5 * within or round_ > 2):
-                found, less = replace(best, error=self.total(best.fits, excess, is_proved=True)), 0.9  # hardly more
-                if found.error <= within:
-                    return found
-                unproved, best = best, None
-            spare = within / max(found.error, 1e-300)
-            goal *= less * spare if found.error > within else min(4.0, 0.8 * spare)
-        best = best or unproved
-        if best is not None:
+                progress(COMPOSING, len(failed) / MAX_SHARINGS)
+            last = failed[-1] if failed else None
+            fits = self.fit(goal, last.fits if last else {}, excess)
+            found, best = Composition(self, fits, self.total(fits, excess)), last.best if last else None
+            if found.error <= within:
+                if best is None or found.num_anchors <= best.num_anchors:
+                    best = found
+                if found.error > 0.5 * within or len(failed) > 2:
+                    proved = replace(best, error=self.total(best.fits, excess, is_proved=True))
+                    return _Sharing(fits, proved, unproved=best, is_proved=True)
+            return _Sharing(fits, found, best, last.unproved if last else None)
+
+        def less(goal: float, last: _Sharing) -> float:
+            spare = within / max(last.found.error, 1e-300)
+            if last.found.error <= within:
+                return goal * min(4.0, 0.8 * spare)
+            return goal * (0.9 if last.is_proved else 0.7) * spare  # a proved error is hardly more than eps
+
+        sharings = tightened(within, attempt, less, within, MAX_SHARINGS)
+        if sharings.met is not None:
+            return sharings.met.found
+        last = sharings.failed[-1]
+        if (best := last.best or last.unproved) is not None:
             return best
+        found = last.found
         raise BoundNotMet(
             f"cannot compose {self.target.describe()} on {self.target.box} to eps={self.eps:g}: the errors of its "
             f"parts add up to {found.error:.3g}. Choose a larger eps or a smaller box.",
@@ -421,19 +446,18 @@ def fit_unary(
     def sections(x: np.ndarray) -> np.ndarray:
         return f(x)[:, None]
 
-    lines, goal = AxisSections(lo, hi, sections, sections), delta
-    for _ in range(4):
+    lines = AxisSections(lo, hi, sections, sections)
+
+    def attempt(goal: float, failed: Sequence[PartFit]) -> PartFit | None:
         found = lines.smallest(goal, value_limit(delta, size, dtype) * size, most=most)
         if found is None:
             return None
         on_axis = found.lattice.keys(lo, hi, "float64")
         head = grid_head([on_axis], found.solve(sections(found.nodes())), "float64")
         fitted = PartFit(head.keys, math.nan, on_axis.scale, on_axis.offset)
-        error = BETWEEN * float(np.abs(fitted(t) - wanted).max())
-        if error <= delta:
-            return replace(fitted, error=error)
-        goal *= 0.5 * delta / error
-    return None
+        return replace(fitted, error=BETWEEN * float(np.abs(fitted(t) - wanted).max()))
+
+    return tightened(delta, attempt, lambda goal, fit: goal * (0.5 * delta / fit.error), delta, 4).met
 
 
 MANY_ANCHORS = 48

@@ -4,9 +4,10 @@ A *trial* is an object with an `error`. A search gets a function that makes tria
 at most a goal.
 
 `fewest` tries sizes from a ladder until one meets the goal. Bisection between that size and the largest one that failed
-then finds the fewest keys. `thinned` shortens the axes of a grid one by one. `Bracket` does the same as `fewest` for a
-positive factor, such as the density of a grid, if the error determines the next factor. `least` bisects a real number
-between two ends. `lowest` finds a low error over several real numbers: from a coarse net, then by `descend`.
+then finds the fewest keys. `tightened` asks for a smaller error whenever a trial misses the goal. `thinned` shortens
+the axes of a grid one by one. `Bracket` does the same as `fewest` for a positive factor, such as the density of a grid,
+if the error determines the next factor. `least` bisects a real number between two ends. `lowest` finds a low error over
+several real numbers: from a coarse net, then by `descend`.
 
 Examples
 --------
@@ -17,6 +18,14 @@ The fewest keys k with an error 1/k² of at most 0.01, from a coarse ladder:
 >>> found = fewest((1, 4, 16, 64), lambda size, before: Trial(size, size**-2), 0.01)
 >>> found.met.size, [trial.size for trial in found.failed]
 (10, [1, 4])
+
+A network whose error is three times the one that it is asked for: it is asked for a smaller one.
+
+>>> found = tightened(
+...     1.0, lambda asked, failed: Trial(asked, 3 * asked), lambda asked, trial: asked / trial.error, 1.0, 5
+... )
+>>> round(found.met.size, 3), len(found.failed)
+(0.333, 1)
 
 The least number whose square is at least 2, to 1e-6:
 
@@ -69,7 +78,7 @@ A = TypeVar("A")
 
 @dataclass(frozen=True, eq=False)
 class Grown(Generic[T]):
-    """The result of `fewest`: the smallest trial that meets the goal, if any, and the trials that failed before it."""
+    """The result of `fewest` or `tightened`: the trial that meets the goal, if any, and those that failed before it."""
 
     met: T | None
     failed: tuple[T, ...]
@@ -131,6 +140,33 @@ def fewest(
         else:
             low = middle
     return Grown(met, tuple(failed))
+
+
+def tightened(
+    asked: A,
+    attempt: Callable[[A, Sequence[T]], T | None],
+    less: Callable[[A, T], A],
+    goal: float,
+    tries: int,
+    *,
+    gives_up: Callable[[Sequence[T]], bool] = lambda failed: False,
+) -> Grown[T]:
+    """Ask for a smaller error whenever a trial misses the goal, up to `tries` times.
+
+    `attempt(asked, failed)` makes a trial, or None if there is none for what is asked, which ends the search. The next
+    trial is made for `less(asked, trial)`. `gives_up(failed)` ends the search early.
+    """
+    failed = list[T]()
+    for _ in range(tries):
+        trial = attempt(asked, failed)
+        if trial is not None and trial.error <= goal:
+            return Grown(trial, tuple(failed))
+        if trial is not None:
+            failed.append(trial)
+        if trial is None or gives_up(failed):
+            return Grown(None, tuple(failed), gave_up=True)
+        asked = less(asked, trial)
+    return Grown(None, tuple(failed))
 
 
 def thinned(found: A, num_axes: int, shorter: Callable[[A, int], A | None]) -> A:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from attnc.constructions.built import Built, Progress, limited
 from attnc.constructions.construction import MAX_ANCHORS, MAX_BYTES, for_kind, of_kind
 from attnc.constructions.fitting.clips import BEST_BETA, ClipLayer
+from attnc.constructions.fitting.search import tightened
 from attnc.constructions.fitting.selection import round_up
 from attnc.errors import InputError, whole_number
 from attnc.ir.building import AffineBuilder
@@ -186,16 +187,30 @@ def truncated_linear_heads(
     return limited(target, eps, chosen.num_keys * chosen.num_heads, limit, partial(_build, target), chosen, smaller)
 
 
+@dataclass(frozen=True)
+class _Sized:
+    """A layer, its error, and the number of anchors that would bring the error to eps."""
+
+    layer: ClipLayer
+    error: float
+    needed: int
+
+
 def _layer_for(target: TruncatedLinear, eps: float, limit: int, layer: Callable[[int], ClipLayer]) -> ClipLayer:
     """Return the layer whose error is eps less 1 %, which is for rounding. It may have more anchors than the limit."""
-    count = 2
-    for _ in range(6):  # the error per spacing grows slowly with the number of anchors, by rounding
+    width, goal = target.b - target.a, 0.99 * eps
+
+    def attempt(count: int, failed: Sequence[_Sized]) -> _Sized:
         tried = layer(min(count, limit))
-        spacing = (target.b - target.a) / (tried.num_anchors - 1)
+        spacing = width / (tried.num_anchors - 1)
         # Where rounding, not spacing, decides, more anchors do not help: the bound will show it.
         unit = min(0.6, tried.error + tried.leak(_query_error(target, tried.dtype) / spacing))
-        count = max(3, math.ceil(min(1e15, (target.b - target.a) * unit / (0.99 * eps))) + 1)
-    return layer(count)
+        needed = max(3, math.ceil(min(1e15, width * unit / goal)) + 1)
+        return _Sized(tried, unit * spacing if count <= limit else math.inf, needed)
+
+    # the error per spacing grows slowly with the number of anchors, by rounding
+    found = tightened(3, attempt, lambda count, last: last.needed, goal, 6)
+    return layer(found.failed[-1].needed) if found.met is None else found.met.layer
 
 
 def _limit(max_anchors: int, max_bytes: int) -> int:
