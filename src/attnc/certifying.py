@@ -66,7 +66,7 @@ def observe(built: Built, target: Target, eps: float | None, p: float, progress:
             raise
         return network
     unusual, _ = _reference_errors(target)
-    return _checked(network.with_observed(max(0.0, seen - unusual)), target)
+    return _checked(_with_observed(network, max(0.0, seen - unusual)), target)
 
 
 def prove(network: Network, built: Built, target: Target, progress: Progress | None, seconds: float) -> Network:
@@ -188,7 +188,7 @@ def _checked(network: Network, target: Target) -> Network:
         return network
     _, reference = _reference_errors(target)
     if claim.observed - reference <= allowed:
-        return network.with_observed(claim.bound)
+        return _with_observed(network, claim.bound)
     found = (
         f"the error at a sample is {claim.observed:.6g}, above the bound {claim.bound:.6g} of {target.describe()} on "
         f"{target.box}"
@@ -196,6 +196,10 @@ def _checked(network: Network, target: Target) -> Network:
     if target.given is not None:
         raise InputError(f"{found}: {target.given} cannot be right. State a larger number.")
     raise InputError(f"{found}: this is a defect of attnc. Please report it with this message.")
+
+
+def _with_observed(network: Network, observed: float) -> Network:
+    return dataclasses.replace(network, certificate=dataclasses.replace(network.certificate, observed=observed))
 
 
 def _reference_errors(target: Target) -> tuple[float, float]:

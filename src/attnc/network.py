@@ -519,27 +519,6 @@ class Network:
             raise InputError(f"points must be finite: point {found[0]} has {names[found[1]]} = {flat[found]:g}")
         return flat
 
-    def with_observed(self, observed: float) -> Network:
-        """Return the same network with another observed error in its certificate.
-
-        Parameters
-        ----------
-        observed : float
-            The largest error at a sample.
-
-        Returns
-        -------
-        Network
-            A copy.
-
-        Examples
-        --------
-        >>> import attnc
-        >>> attnc.compile("tanh(x)", {"x": (-1, 1)}, eps=1e-6).with_observed(1e-9).certificate.observed
-        1e-09
-        """
-        return dataclasses.replace(self, certificate=dataclasses.replace(self.certificate, observed=observed))
-
     def plot(self, path: str | Path, target: Any = None, *, output: int = 0) -> None:
         """Draw the network into a file.
 

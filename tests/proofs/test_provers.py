@@ -101,3 +101,13 @@ def test_tables_are_proved_at_their_points_and_code_without_a_constant_not_at_al
     assert isinstance(best_proof(net.program, table, ProofRequest()).evidence, Points)
     code = attnc.as_target(np.sin, {"x": (-1, 1)})
     assert best_proof(net.program, code, ProofRequest()) is None
+
+
+def test_a_target_of_a_derived_class_is_proved_head_by_head():
+    class Clip(attnc.TruncatedLinear):
+        """A class from the outside."""
+
+    target = Clip([2.0], t=-0.5, a=0.0, b=1.0, box=(-1, 1))
+    program = constructions.truncated_linear(target, num_anchors=9).program
+    assert HEAD_BY_HEAD.accepts(program, target, ProofRequest())
+    assert HEAD_BY_HEAD.prove(program, target, ProofRequest()).bound < 0.02

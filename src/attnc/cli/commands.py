@@ -51,6 +51,7 @@ from attnc.cli.output import (
 )
 from attnc.cli.tables import read_source, read_text
 from attnc.constructions.catalogue import CATALOGUE
+from attnc.constructions.construction import DEFAULT_EPS
 from attnc.errors import FileError, InputError
 from attnc.network import BEYOND, OUTSIDE
 from attnc.numerics.rounding import UNIT_ROUNDOFF
@@ -155,7 +156,6 @@ def compile_command(
 ) -> None:
     """Build a network for an expression or a table, and prove how far off it can be."""
     from attnc import compile as compile_network
-    from attnc.constructions.construction import DEFAULT_EPS
     from attnc.exports.directory import NETWORK
     from attnc.model_card import summary
 
@@ -215,7 +215,7 @@ def plan_command(
     output: Output = None,
     eps: Annotated[
         float, typer.Option(metavar="E", help="The largest error allowed on the box, or at a table's points.")
-    ] = 1e-2,
+    ] = DEFAULT_EPS,
     dtype: Arithmetic = "float64",
     criterion: Criterion = "multiply_adds",
     norm: Norm = "inf",

@@ -12,6 +12,7 @@ from attnc.cli.options import Command, Json, completed, one_of, optional
 from attnc.cli.output import plain_table, print_json, print_parts, progress_bar
 from attnc.cli.tables import read_examples
 from attnc.errors import InputError
+from attnc.incontext.acceleration import METHODS
 from attnc.wording import one_line, plural
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ MODELS: dict[str, tuple[str, tuple[str, ...]]] = {
     "nadaraya-watson": ("NadarayaWatson", ("gamma", "max_rows")),
     "neighbors": ("KNeighborsRegressor", ("n_neighbors", "max_rows")),
 }
-METHODS = ("plain", "heavy_ball", "nesterov", "chebyshev")
 BLOCKS = "▁▂▃▄▅▆▇█"
 SPARKS = 60
 """Most points of a curve in the terminal. Each takes one column."""

@@ -280,6 +280,8 @@ class Construction:
         Finds the cost without building; by default the program is built and counted.
     options : frozenset of str
         The options that it takes, among "centres", "heads", "norm", "beta" and "points_per_axis".
+    has_own_functions : bool
+        Whether each head computes a function of its own. Pictures then show the keys of each head, not common cells.
 
     Examples
     --------
@@ -296,6 +298,7 @@ class Construction:
     suits: Callable[[Target, Request], bool] = lambda target, request: False
     estimated: Callable[[Target, Request], Estimate] | None = None
     options: frozenset[str] = frozenset()
+    has_own_functions: bool = False
 
     def accept(self, target: Target, request: Request) -> None:
         """Raise InputError unless this construction takes the target."""

@@ -64,14 +64,18 @@ class LinearRegressor(RegressorMixin, LinearEstimator):  # type: ignore[misc]
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class LeastSquares(LinearRegressor):
-    """argmin Σ (w·x_i + b − y_i)² + alpha·|w|², by T layers over the prompt. If alpha is not a parameter, it is 0."""
+    """argmin Σ (w·x_i + b − y_i)² + penalty·|w|², by T layers over the prompt."""
 
     method: str = "chebyshev"
     max_iter: int = 20_000
     learning_rate: float | None = None
 
+    @property
+    def _penalty(self) -> float:
+        return 0.0
+
     def _fit(self, X: np.ndarray, y: np.ndarray) -> None:
-        alpha = float(self.get_params().get("alpha", 0.0))
+        alpha = self._penalty
         units = self._centred(X, y, alpha / len(X))
         if not alpha and np.linalg.matrix_rank(units.prompt(X)) < X.shape[1]:
             units = units.uniform()
@@ -140,6 +144,10 @@ class Ridge(LeastSquares):
 
     alpha: float = 1.0
 
+    @property
+    def _penalty(self) -> float:
+        return float(self.alpha)
+
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class LinearRegression(LeastSquares):
@@ -168,18 +176,20 @@ class LinearRegression(LeastSquares):
     tol: float = 1e-13
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
+@dataclass(eq=False, repr=False)
 class ProximalRegressor(LinearRegressor):
-    """argmin Σ (w·x_i + b − y_i)²/(2n) + alpha·(l1_ratio·|w|₁ + ½(1 − l1_ratio)·|w|²), by proximal gradient steps.
+    """argmin Σ (w·x_i + b − y_i)²/(2n) + alpha·(l1_share·|w|₁ + ½(1 − l1_share)·|w|²), by proximal gradient steps."""
 
-    If l1_ratio is not a parameter, it is 1.
-    """
+    alpha: float = 1.0
 
     rules: ClassVar[dict[str, Rule]] = method_rule("plain", "nesterov")
 
+    @property
+    def _l1_share(self) -> float:
+        return 1.0
+
     def _fit(self, X: np.ndarray, y: np.ndarray) -> None:
-        given = self.get_params()
-        alpha, l1_ratio = given["alpha"], float(given.get("l1_ratio", 1.0))
+        alpha, l1_ratio = self.alpha, self._l1_share
         units = self._centred(X, y, alpha * (1 - l1_ratio))
         columns, targets = units.prompt(X), y - units.centre
         l1, penalty = alpha * l1_ratio / units.scale, alpha * (1 - l1_ratio) / units.scale**2
@@ -236,9 +246,12 @@ class ElasticNet(ProximalRegressor):
     True
     """
 
-    alpha: float = 1.0
     _: KW_ONLY
     l1_ratio: float = 0.5
+
+    @property
+    def _l1_share(self) -> float:
+        return float(self.l1_ratio)
 
 
 @dataclass(eq=False, repr=False)
@@ -264,8 +277,6 @@ class Lasso(ProximalRegressor):
     >>> bool(abs(model.coef_[0]) < 1e-6)  # the penalty is above the largest correlation
     True
     """
-
-    alpha: float = 1.0
 
 
 @dataclass(eq=False, repr=False)

@@ -51,7 +51,7 @@ class _Clock:
 
 
 @dataclass(frozen=True, eq=False)
-class _Limit:
+class _Deadline:
     """The ends of a block: on the wall's clock, and on the counted one, which nested blocks share."""
 
     end: float = math.inf
@@ -59,15 +59,15 @@ class _Limit:
     clock: _Clock = field(default_factory=_Clock)
 
 
-_LIMIT: ContextVar[_Limit | None] = ContextVar("limit", default=None)
+_LIMIT: ContextVar[_Deadline | None] = ContextVar("limit", default=None)
 
 
 @contextmanager
 def time_limit(seconds: float = math.inf, counted: float = math.inf) -> Iterator[None]:
     """Limit the work within the block to these seconds on the wall, and to these counted seconds."""
-    around = _LIMIT.get() or _Limit()
+    around = _LIMIT.get() or _Deadline()
     end, counted_end = time.monotonic() + seconds, around.clock.counted + counted
-    token = _LIMIT.set(_Limit(min(end, around.end), min(counted_end, around.counted_end), around.clock))
+    token = _LIMIT.set(_Deadline(min(end, around.end), min(counted_end, around.counted_end), around.clock))
     try:
         yield
     finally:
@@ -91,7 +91,7 @@ def spend(seconds: float) -> None:
 
 def counted_seconds() -> float:
     """Return the counted seconds since the outermost block began, 0 outside of any."""
-    return (_LIMIT.get() or _Limit()).clock.counted
+    return (_LIMIT.get() or _Deadline()).clock.counted
 
 
 def is_time_over() -> bool:
@@ -106,5 +106,5 @@ def check_time(step: str) -> None:
 
 
 def _left() -> tuple[float, float]:
-    limit = _LIMIT.get() or _Limit()
+    limit = _LIMIT.get() or _Deadline()
     return limit.end - time.monotonic(), limit.counted_end - limit.clock.counted

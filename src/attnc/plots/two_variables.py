@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from attnc.constructions.catalogue import CATALOGUE
 from attnc.ir.normal_form import AttentionStage
 from attnc.numerics.arrays import Bool, Float, Int
 from attnc.plots import style
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
 SAMPLES_PER_BLOCK, MOST_BLOCKS = 5, 64
 """If cells are as fine as the samples, the size of the error is shown over blocks of 5 × 5 samples. The second number
 is the maximum number of blocks along a side of a map, which then has 320 samples."""
-OF_HEADS = ("compose", "gates")
-"""Constructions in which each head computes its own function. Lines between the keys of each head are then more useful
-than cells."""
 MUCH_WORK = 4e6
 """Number of scores per point from which on a map may have as few as 8 blocks along a side instead of 24."""
 PIXELS, PIXELS_OF_HEADS = 480, 240
@@ -97,7 +95,8 @@ def _selecting(subject: PlotSubject) -> Iterator[tuple[str, LayerSoftmaxes]]:
     """Yield the panels of the attention, as (kind, softmaxes): cells or level lines of the last layer, and heads."""
     form, last = subject.form, last_layer(subject.form, subject.output)
     if last:
-        is_of_heads = subject.network.construction in OF_HEADS
+        # If each head computes its own function, lines between the keys of each head are more useful than cells.
+        is_of_heads = any(each.name == subject.network.construction and each.has_own_functions for each in CATALOGUE)
         yield ("cells" if len(last.queries) == 1 and not is_of_heads else "levels"), last
         if is_of_heads:
             return

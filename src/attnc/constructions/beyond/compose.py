@@ -311,7 +311,7 @@ class Ledger:
         includes the rounding of weights, which no fit makes smaller.
         """
         if is_proved and self.dtype == "float64":
-            deltas = {id(part): proved_error(fits[id(part)], part.tree) for part in self.heads}
+            deltas = {id(part): proved_or_sampled_error(fits[id(part)], part.tree) for part in self.heads}
         else:
             deltas = {key: fit.error * excess.get(key, 1.0) for key, fit in fits.items()}
         errors = self.forwards(deltas)
@@ -502,7 +502,7 @@ def _fewest(*fits: PartFit | None) -> PartFit | None:
     return min((fit for fit in fits if fit is not None), key=lambda fit: fit.num_anchors, default=None)
 
 
-def proved_error(fit: PartFit, tree: Node) -> float:
+def proved_or_sampled_error(fit: PartFit, tree: Node) -> float:
     """Return a proved bound on |head − tree(t)| in float64, or the error on samples if the proof exceeds its time."""
     circuit = Circuit(("t",))
     program = circuit.build([fit.build(circuit, circuit.input(0), None, "head")], (), "float64")
@@ -574,4 +574,4 @@ def _suits(target: Target, request: Request) -> bool:
     return request.is_plain(target) and target.given is None
 
 
-COMPOSE = Construction(NAME, for_eps(compose), EXPRESSION, _suits)
+COMPOSE = Construction(NAME, for_eps(compose), EXPRESSION, _suits, has_own_functions=True)

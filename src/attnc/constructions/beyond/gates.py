@@ -268,4 +268,4 @@ def _suits(target: Target, request: Request) -> bool:
     return not target.box.is_bounded or (request.is_plain(target) and target.expression is not None)
 
 
-GATES_CONSTRUCTION = Construction("gates", for_eps(gates), EXPRESSION[1:], _suits)
+GATES_CONSTRUCTION = Construction("gates", for_eps(gates), EXPRESSION[1:], _suits, has_own_functions=True)

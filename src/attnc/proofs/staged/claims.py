@@ -126,6 +126,10 @@ class ChannelClaim:
 class Claims(abc.ABC):
     """The claims of a derivation, stage by stage. An object is used for one walk through a program."""
 
+    target: ClassVar[type[Target]]
+    derivation: ClassVar[type]
+    """The types of the target and of its derivation: NoneType if the claims follow from the target alone."""
+
     divides: ClassVar[bool]
     """Whether errors are added up over parts of the box. Then each head has leaves of its own, with local bounds;
     otherwise heads that are the same function of t share their leaves."""
@@ -149,7 +153,7 @@ class Claims(abc.ABC):
 class ExpressionClaims(Claims):
     """The claims of a composition. Its derivation states the part of the expression that every head computes."""
 
-    divides = True
+    target, derivation, divides = ExpressionTarget, Derivation, True
 
     def __init__(self, target: ExpressionTarget, derivation: Derivation, *_: object) -> None:
         self._derivation, self.claimed = derivation, derivation.heads
@@ -377,7 +381,7 @@ class NetworkClaims(Claims):
     are left out.
     """
 
-    divides = False
+    target, derivation, divides = ReLUNetwork, NoneType, False
 
     def __init__(self, target: ReLUNetwork, _: None, program: Program, read: StateForm, num_stages: int) -> None:
         hidden = len(target.weights) - 1
@@ -493,7 +497,7 @@ class ClipClaims(Claims):
     m and Δ are read off the last affine map. For any number of variables, t is one number.
     """
 
-    divides = False
+    target, derivation, divides = TruncatedLinear, NoneType, False
 
     def __init__(self, target: TruncatedLinear, _: None, program: Program, read: StateForm, num_stages: int) -> None:
         if target.text is None and target.definitions is None:
@@ -545,14 +549,11 @@ class ClipClaims(Claims):
         return f"{centred}*(1/({delta}))"
 
 
-CLAIMS: Mapping[tuple[type, type], Callable[..., Claims]] = {
-    (ExpressionTarget, Derivation): ExpressionClaims,
-    (ReLUNetwork, NoneType): NetworkClaims,
-    (TruncatedLinear, NoneType): ClipClaims,
-}
-"""The claims for each type of target and of its derivation. ReLU networks and clips need no derivation."""
+CLAIMS: list[type[Claims]] = [ExpressionClaims, NetworkClaims, ClipClaims]
+"""All claims. A new kind of target that is proved head by head is one row more."""
 
 
-def has_derivation(target: Target, derivation: Derivation | None) -> bool:
-    """Return whether there are claims for this type of target with, or without, a derivation."""
-    return (type(target), type(derivation)) in CLAIMS
+def claims_for(target: Target, derivation: Derivation | None) -> Callable[..., Claims] | None:
+    """Return the first claims for targets and derivations of these types or of their base types; None if none fit."""
+    fitting = (c for c in CLAIMS if isinstance(target, c.target) and isinstance(derivation, c.derivation))
+    return next(fitting, None)

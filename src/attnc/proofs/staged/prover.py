@@ -29,7 +29,7 @@ from attnc.proofs.cells.branching import PROVING
 from attnc.proofs.margins import ARGUMENT_ROOM, RANGE_ROOM, ROUNDING_ROOM
 from attnc.proofs.proof import HeadProof, Leaves, Proof, Stages
 from attnc.proofs.prover import ProofRequest, Prover, require_same_shapes
-from attnc.proofs.staged.claims import CLAIMS, ChannelClaim, Claims, NotBoundedError, State, Stated, has_derivation
+from attnc.proofs.staged.claims import ChannelClaim, Claims, NotBoundedError, State, Stated, claims_for
 from attnc.proofs.staged.error_flow import (
     NOT_BOUNDED,
     SLOPE_PIECES,
@@ -74,7 +74,7 @@ class StagedProver(Prover):
 
     def accepts(self, program: Program, target: Target, request: ProofRequest) -> bool:
         """Return whether the largest error is to be bounded, and a derivation is given or follows from the target."""
-        return request.p == math.inf and has_derivation(target, request.derivation)
+        return request.p == math.inf and claims_for(target, request.derivation) is not None
 
     def prove(self, program: Program, target: Target, request: ProofRequest) -> Proof:
         """Prove that the program is within a bound of the target.
@@ -85,9 +85,9 @@ class StagedProver(Prover):
         check(program)
         require_same_shapes(program, target)
         found, read = stages_and_read_out(program)
-        if not has_derivation(target, request.derivation):
+        made = claims_for(target, request.derivation)
+        if made is None:
             raise ProgramError(f"there is no derivation by which {target.describe()} could be proved head by head")
-        made = CLAIMS[type(target), type(request.derivation)]
         claims = made(target, request.derivation, program, read, len(found))
         walk = _StageWalk(claims, target, str(program.dtype))
         try:
