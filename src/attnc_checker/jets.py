@@ -186,6 +186,6 @@ class Models(Rules[Model]):
         return Model({0: hull(range_)}, range_)
 
 
-def models(function: Function, box: Box, m: int) -> list[Poly]:
-    """Return each output as a polynomial in τ = (x − centre)/half, of degree m + 1."""
-    return [model.poly for model in evaluate(function, Models(box, m + 1))]
+def models(function: Function, box: Box, m: int) -> list[Model]:
+    """Return each output as a model in τ = (x − centre)/half, of degree m + 1."""
+    return evaluate(function, Models(box, m + 1))

@@ -20,9 +20,9 @@ from attnc_checker.averages import FAR, Average
 from attnc_checker.cells import SELECTION
 from attnc_checker.expressions import Function
 from attnc_checker.forms import dense
-from attnc_checker.jets import Poly, add, largest, models, norm, variable
+from attnc_checker.jets import Poly, add, largest, models, norm, over, variable
 from attnc_checker.network import Stage
-from attnc_checker.ranges import Box
+from attnc_checker.ranges import Box, hull
 from attnc_checker.rounding import Arithmetic
 from attnc_checker.vectors import INFINITE, Row, Vector, at, minus, most, row_of, swing
 
@@ -72,9 +72,12 @@ class Prover:
 
     def _without_affine(self, box: Box, m: int) -> list[Poly]:
         """Return f − b − B·x for every output: the part that the heads have to approximate."""
-        rows = [dense(form.terms, self.stage.inputs) for form in self.stage.affine]
         found = models(self.function, box, m)
-        return [add(f, linear(row, box), -1) for f, row in zip(found, rows, strict=True)]
+        return [add(f.poly, linear(self._affine(o), box), -1) for o, f in enumerate(found)]
+
+    def _affine(self, o: int) -> Row:
+        """Return the row b, B of output o."""
+        return tuple(dense(self.stage.affine[o].terms, self.stage.inputs))
 
     def _won(self, o: int, f: Poly, box: Box, limit: arb) -> arb:
         """Return an upper bound on |f − A| of a single head, by the places where its keys can win."""
@@ -98,9 +101,14 @@ class Prover:
         return worst + leak
 
     def distance(self, o: int, row: Row, box: Box, limit: arb) -> arb:
-        """Bound |f − b − B·x − v − V·x| on the box. The bound is refined if that may bring it down to the limit."""
-        left = self._without_affine(box, RANGE_ORDER)[o]
-        return largest(add(left, linear(row, box), -1), limit, len(box.centre))
+        """Bound |f − b − B·x − v − V·x| on the box. The bound is refined if that may bring it down to the limit.
+
+        The range of f is often enough. Near a kink it is better than the polynomial.
+        """
+        f, d = models(self.function, box, RANGE_ORDER)[o], len(box.centre)
+        other = add(linear(self._affine(o), box), linear(row, box))
+        apart = abs(hull(f.range) - over(other, d)).upper()
+        return apart if apart <= limit else apart.min(largest(add(f.poly, other, -1), limit, d))
 
 
 def affine_rounding(stage: Stage, o: int, box: Box, arithmetic: Arithmetic) -> arb:

@@ -37,6 +37,13 @@ REALS = {"x": (-math.inf, math.inf)}
         ("tanh(5*x + y)", {"x": (-1, 1), "y": (-1, 1)}, 1e-5, {"construction": "gates"}),
         ("tanh(y - y)", {"y": (-1, 1)}, 1e-3, {}),  # zero, up to what underflow costs
         ("1e-200*sin(x)", {"x": (-1, 1)}, 1e-3, {"dtype": "float32"}),
+        # a kink on a selection leaf, where the range of the function is better than its Taylor polynomial
+        (
+            "min(cos(y) - softplus(y), 0.647*x - 1.68*y - 0.031)",
+            {"y": (2, 4), "x": (0.898, 1.673)},
+            0.096,
+            {"norm": 6.5, "dtype": "float32"},
+        ),
         # scores are off by 5, and all keys but one are far behind on a leaf, but not on the larger cells around it
         (
             "floor(0.441*x + 1.93)*y",

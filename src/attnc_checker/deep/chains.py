@@ -27,14 +27,14 @@ from flint import arb, fmpq
 
 from attnc_checker.averages import Average
 from attnc_checker.claims import ByLeaves, Claim
-from attnc_checker.expressions import Function, evaluate
+from attnc_checker.expressions import Function
 from attnc_checker.files import BadFile, Refused, require
 from attnc_checker.forms import ONE, Form, Key, Terms, dense, span
 from attnc_checker.jets import add, over
 from attnc_checker.leaves import Prover, affine_rounding, linear, selected
 from attnc_checker.network import Reduction, Stage
 from attnc_checker.program import AffineLayer, Program
-from attnc_checker.ranges import Box, Range, Ranges
+from attnc_checker.ranges import Box, Range
 from attnc_checker.rounding import Arithmetic
 from attnc_checker.vectors import Row, Vector, at, minus, most, row_of, swing, total
 
@@ -112,13 +112,6 @@ class Chain(Prover):
             part = Box.between([wins[m] for (wins, _), m in zip(winners, rows, strict=True)])
             found.append(self.distance(o, output.values[rows], part, limit - error))
         return most(found) + error
-
-    def distance(self, o: int, row: Row, box: Box, limit: arb) -> arb:
-        """Bound the distance from f, first by the range of f, which is often enough for a constant."""
-        low, high = evaluate(self.function, Ranges(box.sides))[o]
-        value = row[0] + dense(self.stage.affine[o].terms, ())[0]
-        found = (high - value).max(value - low)
-        return found if found <= limit else super().distance(o, row, box, limit)
 
 
 @dataclass(frozen=True, eq=False)
