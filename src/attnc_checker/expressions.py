@@ -1,4 +1,4 @@
-"""Text → a list of steps, by a walk of Python's syntax tree that accepts a short list of nodes. No text is ever run.
+"""Text → a list of steps. The grammar has numbers, names, calls, tuples, + - * / ** and parentheses, as in Python.
 
 Numbers are exact: 0.1 is 1/10. A step is a rule of arithmetic with its operands: indices of earlier steps (`Step`), and
 names or numbers of its own. Equal sub-expressions are one step. `evaluate` computes the steps with any `Rules`.
@@ -6,14 +6,14 @@ names or numbers of its own. Equal sub-expressions are one step. `evaluate` comp
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import operator
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from functools import reduce
+from functools import partial, reduce
+from itertools import accumulate
 from typing import Generic, NamedTuple, TypeVar
 
 from flint import arb, fmpq
@@ -47,6 +47,9 @@ V = TypeVar("V")
 """The values of an arithmetic."""
 MAX_LENGTH = 50_000
 """Largest number of characters of one text. attnc writes no longer definitions."""
+MAX_NESTED = 120
+"""Largest number of parentheses and exponents within each other. attnc reads 100, and Python's stack has room for it.
+Sums and products may be as long as the text."""
 MAX_EXPONENT, MAX_BITS = 1000, 8192
 """The largest exponent that is accepted, and the largest number of bits of constants that are computed exactly."""
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
@@ -55,12 +58,12 @@ TOKEN = re.compile(
     r"|[A-Za-z][A-Za-z0-9_]*|\*\*|[-+*/(),]"
 )
 NAMED: dict[str, Callable[[], arb]] = {"pi": arb.pi, "e": arb.const_e}
-ON_NUMBERS: dict[type[ast.operator], Callable[[fmpq, fmpq], fmpq]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.Pow: lambda a, n: a ** int(n.p),
+ON_NUMBERS: dict[str, Callable[[fmpq, fmpq], fmpq]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+    "**": lambda a, n: a ** int(n.p),
 }
 SMOOTH = "sin cos tan exp log tanh sinh cosh atan asin acos erf sigmoid gelu silu softplus"
 CALLS: dict[str, tuple[str, *tuple[Smooth, ...]]] = {name: ("apply", name) for name in SMOOTH.split()}
@@ -113,43 +116,79 @@ class Reader:
         try:
             if unknown := TOKEN.sub("", text):
                 raise ValueError(f"unknown characters {unknown[:20]!r}")
-            self.line, self.names = re.sub(r"\s", " ", text).strip(), names
-            body = ast.parse(self.line, mode="eval").body
-            return [self._read(part) for part in (body.elts if isinstance(body, ast.Tuple) else [body])]
-        except (SyntaxError, RecursionError, MemoryError, ValueError) as error:
+            tokens = [token for token in TOKEN.findall(text) if not token.isspace()]
+            for _ in range(MAX_NESTED):  # (x, y) is a tuple
+                tokens = tokens[1:-1] if _is_enclosed(tokens) else tokens
+            self.left, self.names, self.depth = ["", *reversed(tokens)], names, 0
+            return self._list("")
+        except (RecursionError, ValueError) as error:
             raise BadFile(f"the expression {text[:60]!r} cannot be read: {error}") from None
 
-    def _read(self, node: ast.expr) -> Step:
-        match node:
-            case ast.Constant(value=int() | float()) if type(node.value) is not bool:
-                value = Fraction(self.line[node.col_offset : node.end_col_offset])
-                return self.add("constant", fmpq(value.numerator, value.denominator))
-            case ast.Name(id="pi" | "e"):
-                return self.add("named", node.id)
-            case ast.Name() if node.id in self.names:
-                return self.names[node.id]
-            case ast.UnaryOp(op=ast.UAdd()):
-                return self._read(node.operand)
-            case ast.UnaryOp(op=ast.USub()):
-                return self._arithmetic(ast.Sub, self.add("constant", fmpq(0)), self._read(node.operand))
-            case ast.BinOp() if type(node.op) in ON_NUMBERS:
-                return self._arithmetic(type(node.op), self._read(node.left), self._read(node.right))
-            case ast.Call(func=ast.Name(id=name), args=[one], keywords=[]) if name in CALLS:
-                return self.add(*CALLS[name], self._read(one))
-            case ast.Call(func=ast.Name(id="relu"), args=[one], keywords=[]):
-                return self.add("maximum", self._read(one), self.add("constant", fmpq(0)))
-            case ast.Call(func=ast.Name(id="clip"), args=[_, _, _] as three, keywords=[]):
-                return self.add("clip", *map(self._read, three))
-            case ast.Call(func=ast.Name(id="min" | "max" as name), args=[_, _, *_] as many, keywords=[]):
-                return reduce(lambda a, b: self.add(f"{name}imum", a, b), map(self._read, many))
-        raise ValueError(f"{ast.unparse(node)[:40]!r} is not allowed here")
+    def _list(self, end: str, is_tuple: bool = True) -> list[Step]:
+        """Read sums up to the token `end`, with commas between them, or one sum. A tuple may end with a comma."""
+        found = [self._chain("+-")]
+        while is_tuple and self._take(","):
+            if self.left[-1] != end:
+                found.append(self._chain("+-"))
+        token = self.left.pop()
+        require(token == end, f"{token!r:.40} is not allowed here", ValueError)
+        return found
 
-    def _arithmetic(self, operation: type[ast.operator], a: Step, b: Step) -> Step:
+    def _take(self, *tokens: str) -> str | None:
+        """Return the next token and go on if it is one of these. The empty token is the end of the text."""
+        return self.left.pop() if self.left[-1] in tokens else None
+
+    def _chain(self, signs: str) -> Step:
+        """Read a sum, or a product (signs are * and /), from the left."""
+        read = self._signed if signs == "*/" else partial(self._chain, "*/")
+        found = read()
+        while sign := self._take(*signs):
+            found = self._arithmetic(sign, found, read())
+        return found
+
+    def _signed(self) -> Step:
+        """Read signs, an operand and its power: −x**−y is −(x**(−y)), and powers are from the right."""
+        self.depth += 1
+        require(self.depth <= MAX_NESTED, "it is nested too deep", ValueError)
+        is_negative = False
+        while sign := self._take("+", "-"):
+            is_negative ^= sign == "-"
+        found = self._operand()
+        if self._take("**"):
+            found = self._arithmetic("**", found, self._signed())
+        self.depth -= 1
+        return self._arithmetic("-", self.add("constant", fmpq(0)), found) if is_negative else found
+
+    def _operand(self) -> Step:
+        token = self.left.pop()
+        if token == "(":
+            return self._list(")", is_tuple=False)[0]
+        if token[:1].isdigit() or token[:1] == ".":
+            require(not re.fullmatch("0+[1-9][0-9]*", token), f"{token:.40} begins with 0", ValueError)
+            value = Fraction(token)
+            return self.add("constant", fmpq(value.numerator, value.denominator))
+        is_name = NAME.fullmatch(token) is not None
+        match token, self._list(")") if is_name and self._take("(") else []:
+            case name, [] if name in NAMED:
+                return self.add("named", name)
+            case name, [] if is_name and name in self.names:
+                return self.names[name]
+            case name, [one] if name in CALLS:
+                return self.add(*CALLS[name], one)
+            case "relu", [one]:
+                return self.add("maximum", one, self.add("constant", fmpq(0)))
+            case "clip", [_, _, _] as three:
+                return self.add("clip", *three)
+            case "min" | "max" as name, [_, _, *_] as many:
+                return reduce(lambda a, b: self.add(f"{name}imum", a, b), many)
+        raise ValueError(f"{token!r:.40} is not allowed here")
+
+    def _arithmetic(self, operation: str, a: Step, b: Step) -> Step:
         """Add a step. Constants are computed exactly unless they grow large, so that x**(6/3) is x**2."""
         numbers = [
             x for i in (a, b) if self.steps[i].rule == "constant" for x in self.steps[i].given if type(x) is fmpq
         ]
-        is_power = operation is ast.Pow and self.steps[b].rule == "constant"
+        is_power = operation == "**" and self.steps[b].rule == "constant"
         exponent = numbers[-1] if is_power else fmpq(1)
         require(abs(exponent) <= MAX_EXPONENT, f"an exponent is beyond {MAX_EXPONENT}", ValueError)
         bits = abs(exponent) * sum(int(x.p).bit_length() + int(x.q).bit_length() for x in numbers)
@@ -158,13 +197,13 @@ class Reader:
                 return self.add("constant", ON_NUMBERS[operation](*numbers))
         if is_power:
             return self.add("apply", exponent, a)
-        if operation is ast.Pow:
+        if operation == "**":
             return self.add("raised", a, b)
-        if operation is ast.Div:
+        if operation == "/":
             return self.add("times", a, self.add("apply", fmpq(-1), b))
-        if operation is ast.Mult:
+        if operation == "*":
             return self.add("times", a, b) if a != b else self.add("apply", fmpq(2), a)
-        return self.add("plus", a, b, 1 if operation is ast.Add else -1)
+        return self.add("plus", a, b, 1 if operation == "+" else -1)
 
     def add(self, rule: str, *given: Step | Smooth | int) -> Step:
         """Add a step by the method of `Rules` of this name, and return its index."""
@@ -173,6 +212,12 @@ class Reader:
             self.places[step] = Step(len(self.steps))
             self.steps.append(step)
         return self.places[step]
+
+
+def _is_enclosed(tokens: list[str]) -> bool:
+    """Return whether the first token opens a parenthesis that the last one closes."""
+    opened = list(accumulate((token == "(") - (token == ")") for token in tokens))
+    return tokens[:1] == ["("] and 0 not in opened[:-1] and opened[-1] == 0
 
 
 class Rules(ABC, Generic[V]):

@@ -8,7 +8,7 @@ import pytest
 import attnc
 from attnc.targets.box import Box
 from attnc.targets.expressions.expression import Expression
-from attnc.targets.expressions.kinks import points_at_kinks
+from attnc.targets.expressions.kinks import KINK_DISTANCES, MAX_KINKS, NUM_PAIRS_PER_KINK, points_at_kinks
 
 SWITCHES = [
     ("abs(x - 0.3)", [(-1, 1)], lambda p: p[:, 0] - 0.3),
@@ -34,6 +34,13 @@ def test_points_lie_at_kinks_and_on_both_sides(text, ends, switch):
 def test_no_kink_in_the_box_means_no_points():
     for text in ("sin(x)", "abs(x + 2)"):
         assert len(points_at_kinks(Expression.parse(text), Box.parse([(-1, 1)], ["x"]))) == 0
+
+
+def test_of_many_kinks_some_are_searched():
+    """max of 60 lines has 1,770 pairs that may cross."""
+    text = f"max({', '.join(f'{i}*x - {i * i / 60:.3f}' for i in range(60))})"
+    points = points_at_kinks(Expression.parse(text), Box.parse([(0, 1)], ["x"]))
+    assert 10_000 < len(points) <= MAX_KINKS * NUM_PAIRS_PER_KINK * (1 + 2 * len(KINK_DISTANCES))
 
 
 @pytest.mark.parametrize("text", ["max(x, y)", "clip(min(1.3*x, 0.5*x), -0.7, 0.9)", "abs(x) + 0.1*x"])

@@ -1,24 +1,37 @@
 """Parse text into a tree, in two passes. Nothing is ever evaluated.
 
-The first pass checks that the text is made of numbers, names, + - * / ** ( ) and commas: nothing that Python could read
-as an attribute, a string, a comprehension, a lambda or a statement. The second pass walks the syntax tree that Python's
-`ast` makes from the text, and accepts a short list of nodes.
+The first pass cuts the text into numbers, names, + - * / ** ( ) and commas. The second pass reads them by the rules of
+Python: powers from the right, then signs, then products and sums from the left. It calls itself for parentheses and
+exponents only, so that chains of operators may be long.
 """
 
 from __future__ import annotations
 
-import ast
 import difflib
 import keyword
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from fractions import Fraction
+from itertools import accumulate
 from operator import add, mul
+from typing import NamedTuple
 
 from attnc.errors import ExpressionError
 from attnc.functions.registry import FUNCTIONS
-from attnc.targets.expressions.tree import Call, Constant, Negate, Node, Number, Power, Product, Quotient, Sum, Variable
+from attnc.targets.expressions.tree import (
+    Call,
+    Constant,
+    Negate,
+    Node,
+    Number,
+    Power,
+    Product,
+    Quotient,
+    Sum,
+    Variable,
+    children,
+    folded,
+)
 
 MAX_LENGTH = 10_000
 """Maximum number of characters of an expression. Longer text comes from a program, which can split it."""
@@ -49,9 +62,11 @@ _HINTS = {
     "√": "Write sqrt(x)",
 }
 MAX_DEPTH = 100
-"""Maximum number of nesting levels. It is far below Python's recursion limit."""
+"""Maximum number of nesting levels: of parentheses and exponents, of operations, and of signs in a row. Each takes up
+to 5 of Python's 1000 levels of recursion. A sum or a product of any length is one level."""
 MAX_WRITTEN_EXPONENT = 1000
 """Largest exponent that may be written as a number. 2 to a larger power is near the end of float64."""
+TOO_DEEP = f"the expression is nested more than {MAX_DEPTH} levels deep."
 CONSTANTS = ("pi", "e")
 OTHER_NAMES = {
     "log2": "log(x)/log(2)",
@@ -75,6 +90,12 @@ MAX_FOLDED = 2**53
 """Constants are folded while numerators and denominators are at most this, because they are then exact in float64."""
 
 
+class _Token(NamedTuple):
+    kind: str  # number, name, operator, or end
+    text: str
+    position: int
+
+
 def parse(text: str) -> tuple[tuple[Node, ...], tuple[str, ...], bool]:
     """Read an expression or a tuple of them. An ExpressionError names the part that is not allowed, and its position.
 
@@ -82,27 +103,22 @@ def parse(text: str) -> tuple[tuple[Node, ...], tuple[str, ...], bool]:
     """
     if not isinstance(text, str):
         raise ExpressionError(f"an expression is text, such as 'sin(x)*y'; this is a {type(text).__name__}.")
-    names = _checked_names(text)
-    line = re.sub(r"[\t\r\n\f\v]", " ", text)
-    reader = _SyntaxReader(text, len(line) - len(line.lstrip()))
-    body = reader.syntax_tree(line.lstrip())
-    parts = body.elts if isinstance(body, ast.Tuple) else [body]
-    if not parts:
-        raise ExpressionError(f"() holds no expression. {ALLOWED}.", text, reader.start)
-    outputs = tuple(reader.read(part, 1) for part in parts)
+    tokens = _tokens(text)
+    outputs, is_tuple = _Reader(text, tokens).outputs()
+    names = (token.text for token in tokens if token.kind == "name")
     variables = dict.fromkeys(name for name in names if name not in FUNCTIONS and name not in CONSTANTS)
-    return outputs, tuple(variables), isinstance(body, ast.Tuple)
+    return outputs, tuple(variables), is_tuple
 
 
-def _checked_names(text: str) -> list[str]:
-    """Check every token of the text, and list the names. An ExpressionError names the first token not allowed."""
+def _tokens(text: str) -> list[_Token]:
+    """Cut the text into tokens and its end. An ExpressionError names the first token that is not allowed."""
     if len(text) > MAX_LENGTH:
         raise ExpressionError(
             f"the expression has {len(text)} characters, more than the {MAX_LENGTH} allowed. Split it into several."
         )
     if not text.strip():
         raise ExpressionError(f"the expression is empty. {ALLOWED}.", text, 0)
-    names: list[str] = []
+    tokens, opened = list[_Token](), list[int]()
     position, after_number = 0, False
     while position < len(text):
         match = _TOKEN.match(text, position)
@@ -124,12 +140,21 @@ def _checked_names(text: str) -> list[str]:
             if token.startswith("_"):
                 why = "names start with a letter and go on with letters, digits, _"
                 raise ExpressionError(f"{token!r} cannot be a name: {why}.", text, position)
-            names.append(token)
         elif kind == "number" and sum(character.isdigit() for character in token) > MAX_DIGITS:
             raise ExpressionError(f"this number has more than {MAX_DIGITS} digits.", text, position)
+        elif token == "(":
+            opened.append(position)
+        elif token == ")":
+            if not opened:
+                raise ExpressionError(f"the expression cannot be read: unmatched ')'. {ALLOWED}.", text, position)
+            opened.pop()
         after_number = kind == "number"
+        if kind != "space":
+            tokens.append(_Token(str(kind), token, position))
         position = match.end()
-    return names
+    if opened:
+        raise ExpressionError(f"the expression cannot be read: '(' was never closed. {ALLOWED}.", text, opened[-1])
+    return [*tokens, _Token("end", "", len(text.rstrip()))]
 
 
 def _number(token: str, text: str, position: int) -> Fraction:
@@ -148,120 +173,164 @@ def _short(token: str) -> str:
     return token if len(token) <= 30 else token[:27] + "..."
 
 
-@dataclass(frozen=True)
-class _SyntaxReader:
-    text: str
-    start: int  # the number of blanks stripped from the front of the text
+class _Reader:
+    """Reads tokens from the left. Every method reads one part, and leaves the tokens after it."""
 
-    def syntax_tree(self, line: str) -> ast.expr:
-        try:
-            return ast.parse(line, mode="eval").body
-        except SyntaxError as error:
-            # Python gives offset 0 when the text ends too early.
-            position = self.start + error.offset - 1 if error.offset else len(self.text.rstrip())
-            reason = "it ends too early" if not error.offset else error.msg.partition(". Perhaps")[0].partition(";")[0]
-            raise self.error(f"the expression cannot be read: {reason}. {ALLOWED}.", position) from None
-        except (RecursionError, MemoryError, ValueError, OverflowError):
-            raise self.error("the expression is nested too deeply, or its chain of operators is too long.", 0) from None
+    def __init__(self, text: str, tokens: list[_Token]) -> None:
+        for _ in range(MAX_DEPTH):
+            tokens = [*tokens[1:-2], tokens[-1]] if _is_enclosed(tokens[:-1]) else tokens
+        self.text, self.left, self.level = text, tokens[::-1], 0
 
-    def error(self, message: str, where: ast.expr | int) -> ExpressionError:
-        position = where if isinstance(where, int) else self.start + where.col_offset
-        return ExpressionError(message, self.text, min(position, len(self.text)))
+    def outputs(self) -> tuple[tuple[Node, ...], bool]:
+        """Read all: the expressions, and whether they are a tuple."""
+        if self.left[-1].kind == "end":
+            raise self.error(f"() holds no expression. {ALLOWED}.", 0)
+        outputs, is_tuple = [self._sum()], False
+        while self._take(","):
+            is_tuple = True
+            if self.left[-1].kind != "end":
+                outputs.append(self._sum())
+        if self.left[-1].kind != "end":
+            raise self._misplaced()
+        if max(folded(outputs, _height)) > MAX_DEPTH:
+            raise self.error(TOO_DEEP, 0)
+        return tuple(outputs), is_tuple
 
-    def read(self, node: ast.expr, depth: int) -> Node:
-        """Return the tree of one syntax node, `depth` levels down."""
-        if depth > MAX_DEPTH:
-            raise self.error(f"the expression is nested more than {MAX_DEPTH} levels deep.", node)
-        match node:
-            case ast.Constant(value=int() | float()) if not isinstance(node.value, bool):
-                token = self.text[self.start + node.col_offset : self.start + (node.end_col_offset or 0)]
-                return Number(_number(token, self.text, self.start + node.col_offset))
-            case ast.Name(id=name):
-                return self._name(name, node)
-            case ast.UnaryOp(op=ast.UAdd(), operand=operand):
-                return self.read(operand, depth + 1)
-            case ast.UnaryOp(op=ast.USub(), operand=operand):
-                return _negated(self.read(operand, depth + 1))
-            case ast.BinOp(op=ast.Add() | ast.Sub()):
-                return self._sum(node, depth)
-            case ast.BinOp(op=ast.Mult() | ast.Div()):
-                return self._product(node, depth)
-            case ast.BinOp(left=left, op=ast.Pow(), right=right):
-                return self._power(self.read(left, depth + 1), self.read(right, depth + 1), right)
-            case ast.Call():
-                return self._call(node, depth)
-            case ast.Tuple():
-                raise self.error("a tuple is allowed only around the whole expression, for several outputs.", node)
-            case _:
-                raise self.error(f"{type(node).__name__.lower()} is not allowed. {ALLOWED}.", node)
+    def error(self, message: str, position: int) -> ExpressionError:
+        return ExpressionError(message, self.text, position)
 
-    def _name(self, name: str, node: ast.expr) -> Node:
-        if name in CONSTANTS:
-            return Constant(name)
-        if name in FUNCTIONS:
-            raise self.error(f"{name} is a function: call it, as in {name}(x), or choose another name.", node)
-        return Variable(name)
+    def _misplaced(self) -> ExpressionError:
+        """Return the error about the next token."""
+        token = self.left[-1]
+        reason = f"{token.text!r} is not allowed here"
+        if token.kind == "end":
+            reason = "it ends too early"
+        elif token.kind != "operator":
+            reason = f"an operator is missing before {_short(token.text)!r}"
+        return self.error(f"the expression cannot be read: {reason}. {ALLOWED}.", token.position)
 
-    def _sum(self, node: ast.BinOp, depth: int) -> Node:
-        """Read a chain of + and −, down its left side. It is one level, however long."""
-        first, chain = _chain(node, (ast.Add, ast.Sub))
-        terms = [self.read(first, depth + 1)]
-        for link in chain:
-            term = self.read(link.right, depth + 1)
-            _extend(terms, _negated(term) if isinstance(link.op, ast.Sub) else term, add)
-        return terms[0] if len(terms) == 1 else Sum(tuple(terms))
+    def _take(self, *texts: str) -> _Token | None:
+        """Return the next token and go on, if it is one of these."""
+        return self.left.pop() if self.left[-1].text in texts else None
 
-    def _product(self, node: ast.BinOp, depth: int) -> Node:
+    def _sum(self) -> Node:
+        """Read a chain of + and −. It is one level, however long."""
+        terms = _operands(Sum, self._product())
+        while sign := self._take("+", "-"):
+            term = self._product()
+            _extend(terms, _negated(term) if sign.text == "-" else term, add)
+        return _chain(Sum, terms)
+
+    def _product(self) -> Node:
         """Read a chain of * and /.
 
         It is one level, plus one for each division, whose dividend is the chain before it.
         """
-        first, chain = _chain(node, (ast.Mult, ast.Div))
-        depth += 1 + sum(isinstance(link.op, ast.Div) for link in chain)
-        factors = [self.read(first, depth)]
-        for link in chain:
-            depth -= isinstance(link.op, ast.Div)
-            right = self.read(link.right, depth)
-            if isinstance(link.op, ast.Mult):
+        factors = _operands(Product, self._signed())
+        while sign := self._take("*", "/"):
+            right = self._signed()
+            if sign.text == "*":
                 _extend(factors, right, mul)
             else:
-                factors = [_quotient(factors[0] if len(factors) == 1 else Product(tuple(factors)), right)]
-        return factors[0] if len(factors) == 1 else Product(tuple(factors))
+                factors = [_quotient(_chain(Product, factors), right)]
+        return _chain(Product, factors)
 
-    def _power(self, base: Node, exponent: Node, where: ast.expr) -> Node:
+    def _signed(self) -> Node:
+        """Read signs, an operand and its power. The signs are those of the power."""
+        signs = list[_Token]()
+        while sign := self._take("+", "-"):
+            signs.append(sign)
+        start = self.left[-1].position
+        self.level += 1
+        if max(self.level, len(signs)) > MAX_DEPTH:
+            raise self.error(TOO_DEEP, start)
+        node = self._operand()
+        if self.left[-1].text == "(":
+            raise self.error("only a function can be called. Write * for a product, as in 2*(x + 1).", start)
+        if self._take("**"):
+            where = self.left[-1].position
+            node = self._power(node, self._signed(), where)
+        self.level -= 1
+        for each in signs:
+            node = _negated(node) if each.text == "-" else node
+        return node
+
+    def _operand(self) -> Node:
+        token = self.left[-1]
+        if token.kind not in ("number", "name") and token.text != "(":
+            raise self._misplaced()
+        self.left.pop()
+        if token.kind == "number":
+            return Number(self._number(token))
+        if token.kind == "name":
+            return self._call(token) if self._take("(") else self._name(token)
+        node = self._sum() if self.left[-1].text != ")" else None
+        if node and self._take(")"):
+            return node
+        if node and self.left[-1].text != ",":
+            raise self._misplaced()
+        raise self.error("a tuple is allowed only around the whole expression, for several outputs.", token.position)
+
+    def _number(self, token: _Token) -> Fraction:
+        if token.text.isdigit() and token.text.lstrip("0") not in ("", token.text):
+            raise self.error(f"{_short(token.text)} begins with zeros. Write the number without them.", token.position)
+        return _number(token.text, self.text, token.position)
+
+    def _name(self, token: _Token) -> Node:
+        name = token.text
+        if name in CONSTANTS:
+            return Constant(name)
+        if name in FUNCTIONS:
+            raise self.error(f"{name} is a function: call it, as in {name}(x), or choose another name.", token.position)
+        return Variable(name)
+
+    def _power(self, base: Node, exponent: Node, where: int) -> Node:
         if isinstance(exponent, Number) and abs(exponent.value) > MAX_WRITTEN_EXPONENT:
             raise self.error(
                 f"the exponent is beyond {MAX_WRITTEN_EXPONENT} in size. Write exp(...) if that is meant.", where
             )
         return _folded_power(base, exponent) or Power(base, exponent)
 
-    def _call(self, node: ast.Call, depth: int) -> Node:
-        if not isinstance(node.func, ast.Name):
-            raise self.error("only a function can be called. Write * for a product, as in 2*(x + 1).", node.func)
-        name = node.func.id
+    def _call(self, token: _Token) -> Node:
+        name, position = token.text, token.position
         if name not in FUNCTIONS:
-            raise self.error(_unknown(name), node.func)
-        for argument in node.args:
-            if isinstance(argument, ast.Starred):
-                raise self.error("arguments cannot be starred: write them out.", argument)
-        if node.keywords:
-            raise self.error(f"{name} takes its arguments by position only.", node.func)
-        function, given = FUNCTIONS[name], len(node.args)
+            raise self.error(_unknown(name), position)
+        arguments = list[Node]()
+        while not self._take(")"):
+            if star := self._take("*"):
+                raise self.error("arguments cannot be starred: write them out.", star.position)
+            if self._take("**"):
+                raise self.error(f"{name} takes its arguments by position only.", position)
+            arguments.append(self._sum())
+            if not self._take(",") and self.left[-1].text != ")":
+                raise self._misplaced()
+        function, given = FUNCTIONS[name], len(arguments)
         if given < function.arity or (given > function.arity and not function.is_variadic):
             wanted = f"{function.arity}{' or more' if function.is_variadic else ''}"
             plural = "s" if function.arity > 1 else ""
-            raise self.error(f"{name} takes {wanted} argument{plural}, and got {given}.", node.func)
-        return Call(name, tuple(self.read(argument, depth + 1) for argument in node.args))
+            raise self.error(f"{name} takes {wanted} argument{plural}, and got {given}.", position)
+        return Call(name, tuple(arguments))
 
 
-def _chain(node: ast.BinOp, operators: tuple[type[ast.operator], ...]) -> tuple[ast.expr, list[ast.BinOp]]:
-    """Return the first operand of a left-leaning chain, and its links from left to right."""
-    links: list[ast.BinOp] = []
-    left: ast.expr = node
-    while isinstance(left, ast.BinOp) and isinstance(left.op, operators):
-        links.append(left)
-        left = left.left
-    return left, links[::-1]
+def _is_enclosed(tokens: list[_Token]) -> bool:
+    """Return whether the first token opens a parenthesis that the last one closes."""
+    opened = list(accumulate((token.text == "(") - (token.text == ")") for token in tokens))
+    return bool(tokens) and tokens[0].text == "(" and 0 not in opened[:-1]
+
+
+def _height(node: Node, heights: list[int]) -> int:
+    """Return the number of levels of a node from those of its operands. A sign is no level."""
+    return max(heights, default=0) + (not isinstance(node, Negate))
+
+
+def _operands(kind: type[Sum] | type[Product], first: Node) -> list[Node]:
+    """Return the operands with which a chain begins: (x + y) + z is x + y + z."""
+    return [*children(first)] if isinstance(first, kind) else [first]
+
+
+def _chain(kind: type[Sum] | type[Product], operands: list[Node]) -> Node:
+    """Return the chain of these operands. One operand is no chain."""
+    return operands[0] if len(operands) == 1 else kind(tuple(operands))
 
 
 def _unknown(name: str) -> str:
