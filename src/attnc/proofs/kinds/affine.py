@@ -29,9 +29,8 @@ from attnc.proofs.prover import ProofRequest, Prover
 from attnc.proofs.rounding.program import FAR_FROM_OVERFLOW
 from attnc.targets.box import Box
 from attnc.targets.expressions.expression import Expression
+from attnc.targets.expressions.kinks import REACH
 from attnc.targets.target import Target
-
-AFFINE_REACH = 16.0  # on an infinite range rounding is counted up to this |x|; chosen, not measured
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +94,7 @@ class AffineProver(Prover):
         is_one = len(program.all_layers) == 1 and program.input_shapes == ((box.d,),)
         if not is_one or not isinstance(layer, Affine) or expression is None:
             raise ProgramError("the program is not one affine map of the variables of an expression")
-        core = box.core(AFFINE_REACH)
+        core = box.core(REACH)  # rounding is counted up to there, as in samples
         weight = layer.weight.matrix(2).toarray().astype(np.float64)
         constant = layer.constant.matrix(1).toarray().astype(np.float64).ravel()
         kind = AffineKind(weight, constant, dtype, expression, box, core.magnitude)

@@ -34,13 +34,11 @@ from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import LIBM_ULPS, up
 from attnc.proofs.cells.intervals import cells_within, centred, distance, hull, interval
 from attnc.proofs.cells.kind import Bounds, Goal, Kind
-from attnc.proofs.cells.near_keys import Scores
+from attnc.proofs.cells.near_keys import PAIRS_PER_BATCH, Scores
 from attnc.proofs.kinds.enclosure import MOST_CUTS, QueryEnclosure, StageEnclosure, cut_at
 from attnc.proofs.margins import AXIS_DISTANCE, AXIS_FARTHEST, AXIS_ROUNDING, STATE_ROOM
 from attnc.proofs.rounding.stage import rounding_of_sums, score_errors
 from attnc.targets.target import Target
-
-AXIS_PIECES = 256  # pieces of an axis whose rows are compared together; chosen, not measured
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,8 +95,9 @@ class AxisRows:
     def _rows_and_leaks(self, pieces: Interval) -> tuple[Bool[np.ndarray, "pieces rows"], Float[np.ndarray, " pieces"]]:
         """Return which rows may be less than gap + room behind the row that leads at the centre of a piece, and ℓ."""
         can_win, leaks = np.zeros((len(pieces), len(self.rows.offsets.mid)), bool), np.zeros(len(pieces))
-        for start in range(0, len(pieces), AXIS_PIECES):
-            boxes, parent = cut_where_rows_meet(self._reached(pieces[start : start + AXIS_PIECES]), self.rows)
+        step = max(1, PAIRS_PER_BATCH // can_win.shape[1])
+        for start in range(0, len(pieces), step):
+            boxes, parent = cut_where_rows_meet(self._reached(pieces[start : start + step]), self.rows)
             scores = Scores(self.rows, *centred(boxes))
             leads = scores.leads(np.arange(len(boxes)), np.arange(scores.num_keys)) + scores.slack + self.room
             with np.errstate(under="ignore"):

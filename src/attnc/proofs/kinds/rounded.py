@@ -14,8 +14,6 @@ from attnc.proofs.rounding.program import Roundings
 from attnc.proofs.rounding.stage import rounding_bounds
 from attnc.proofs.stages.extraction import OneStage
 
-SMALL_ROUNDING = 1e-3  # a rounding below this part of the goal is not made sharper; chosen, not measured
-
 
 @dataclass(frozen=True, eq=False)
 class StageRounding:
@@ -72,9 +70,10 @@ class RoundedKind(Kind):
         level = self.rounding.level
         found = self.kind.bounds(centres, radii, Goal(goal.value - level, goal.growth)).enlarged(1 + LEAF_ROOM)
         # A cell that misses the goal before rounding is added must be halved in any case, so its rounding is not
-        # sharpened. A cell far below the goal gets a sharp rounding too, so that the ledger shows its true cost.
+        # sharpened. A cell far below the goal gets a sharp rounding too, so that the ledger shows its true cost, unless
+        # it is smaller than the room for the checker.
         used, enough = found.upper.max(axis=1), np.full(len(centres), np.inf)
-        is_open, least = used < goal.value, SMALL_ROUNDING * goal.value
+        is_open, least = used < goal.value, LEAF_ROOM * goal.value
         enough[is_open] = np.clip(goal.value - used[is_open], least, max(least, level))
         rounding = self.rounding.over(centres, radii, enough, for_any_weights=False)
         return self._sum(found, rounding, found.floor + self._unexpected(centres, up(found.upper + rounding), goal))

@@ -41,6 +41,7 @@ from attnc.ir.rounding import NEGLIGIBLE
 from attnc.ir.soft_head import Enclosed, SoftHead
 from attnc.numerics.arrays import Float
 from attnc.numerics.rounding import ENGINE_ULPS, UNIT_ROUNDOFF, gamma, up
+from attnc.proofs.cells.branching import LARGEST_BATCH
 from attnc.proofs.cells.near_keys import NearPairs, NearValues
 from attnc.proofs.rounding.program import HeadRoundings, Roundings, sizes_at
 from attnc.proofs.stages.extraction import OneStage
@@ -48,9 +49,9 @@ from attnc.proofs.stages.extraction import OneStage
 U = UNIT_ROUNDOFF["float64"]
 LARGEST_SCORE_ERROR = 60.0  # errors of scores are cut here: a weight that is off by a factor e^60 has no useful bound
 DEPTH = 2
-"""Maximum number of halvings of a box along every axis: each multiplies the cost by 2^d. Chosen, not measured."""
-MOST_PARTS = 2**13
-"""Maximum number of parts of boxes that are bounded together. Chosen, not measured."""
+"""Maximum number of halvings of a box along every axis: each multiplies the cost by 2^d. Measured: without halvings one
+proof in float32 has 75 % more leaves. The second one lowers the rounding of a wide box by 1 to 2 %, the third one
+changes nothing."""
 
 RoundingOf = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """A function of (centres, radii) that returns bounds (boxes, outputs)."""
@@ -141,7 +142,7 @@ def _in_parts(
     """Return the bounds of boxes. A box with a bound above `enough` gets that of its parts, if it is smaller."""
     upper = bounds(centres, radii)
     rows = np.flatnonzero(upper.max(axis=1) > enough)
-    if not depth or not 0 < len(rows) << centres.shape[1] <= MOST_PARTS:
+    if not depth or not 0 < len(rows) << centres.shape[1] <= LARGEST_BATCH:
         return upper
     centres, radii, wanted = centres[rows], radii[rows], enough[rows]
     for axis in range(centres.shape[1]):

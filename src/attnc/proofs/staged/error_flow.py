@@ -30,7 +30,7 @@ from attnc.numerics.bound import Term
 from attnc.numerics.intervals import Interval, halved
 from attnc.numerics.limits import is_time_over
 from attnc.numerics.rounding import UNIT_ROUNDOFF, down, gamma, up
-from attnc.proofs.margins import DIVIDED_ROOM, JUMP_ROOM, MORE_AXES, WHOLE_ROOM
+from attnc.proofs.margins import DIVIDED_ROOM, MAX_AXES, WHOLE_ROOM
 from attnc.targets.expressions.tree import Node
 from attnc.targets.parts.part import function_of_t
 
@@ -52,8 +52,6 @@ FAR_FROM_POINTS = 1.5
 FIRST_PARTS, MOST_PARTS, MANY_PARTS = 32, 256, 1024
 """Numbers of parts of the box: the least before progress is judged, the usual limit, and the limit of a bound that is
 still far from single points. The time of the checker grows with them."""
-MOST_AXES = 40
-"""The largest depth of a part; the checker limits the number of axes, MORE_AXES included."""
 WORTH_DOUBLING = 0.97
 """Stop unless doubling the parts lowers the bound by 3 %."""
 WORST_PARTS = 0.8
@@ -106,7 +104,7 @@ class Slopes:
             by_slope = np.where(off == 0, 0.0, up(G.mag * off))
             is_steep = ~np.isfinite(by_slope)
             is_steep |= by_range <= np.where(is_steep, by_range, 0.0).max(axis=1)[:, None]  # up to the largest jump
-            change = np.where(is_steep, JUMP_ROOM * by_range, np.minimum(by_slope, by_range))
+            change = np.where(is_steep, by_range, np.minimum(by_slope, by_range))
             jumps = np.where(is_steep, change, products(G.mag, np.maximum(up(off - error), 0.0) * (off > error)))
         if held is not None:
             is_cut = (held[0] > lo - error) | (held[1] < hi + error)
@@ -404,7 +402,7 @@ def composed_bound(
     parts, axes = box, tuple[int, ...]()
     if divides:
         parts, found, axes = divided(box, largest)
-        axes += tuple(number % box.shape[1] for number in range(MORE_AXES))
+        axes += tuple(number % box.shape[1] for number in range(MAX_AXES - len(axes)))
         parts = parts[[int(np.argmax(found))]]
     worst = errors(parts)[0]
     if not np.isfinite(worst).all():
@@ -448,7 +446,7 @@ def divided(
         seen = max(seen, float(largest(Interval.point(parts[np.argsort(-found)[:POLLED]].mid)).max()))
         wide = (found > CLOSE_TO_POINTS * seen) & ((found >= WORST_PARTS * found.max()) | ~np.isfinite(found))
         if wide.any() and int(depth[wide].max()) == len(axes):
-            if len(axes) == MOST_AXES:
+            if len(axes) == MAX_AXES:
                 break
             deep = np.flatnonzero(wide & (depth == len(axes)))
             axes.append(_axis(parts[deep[np.argsort(-found[deep])[:POLLED]]], len(axes), largest))
