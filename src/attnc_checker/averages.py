@@ -138,17 +138,18 @@ class Average:
         share = w * grown / least
         tail = share * rho.each(lambda r: r ** (m + 1)) / math.factorial(m + 1)
         q, growth = w / delta[0], delta[0] / least
-        bends, moves = q * (grown - rho - 1), [q * shift for shift in moves]
+        bends, weighted = q * (grown - rho - 1), [q * move for move in moves]
 
         def mean_at_most(terms: Vector) -> arb:
             """Bound Σ p_k terms_k on the box, by the theorem on means."""
             mean = q @ terms
-            moved = total(abs(x @ terms - mean * delta[key] / delta[0]) for x, key in zip(moves, linear, strict=True))
+            pairs = zip(weighted, linear, strict=True)
+            moved = total(abs(x @ terms - mean * delta[key] / delta[0]) for x, key in pairs)
             return mean + growth * (moved + bends @ abs(terms - mean))
 
-        moved = 2 * most(rho)  # the largest change of a difference of scores on the box
+        change = 2 * most(rho)  # the largest change of a difference of scores on the box
         errors = self.score_errors(box, arithmetic, [q @ column for column in self.parts])
-        tau = arithmetic.weights(errors, top + moved - scores).each(arb.expm1)
+        tau = arithmetic.weights(errors, top + change - scores).each(arb.expm1)
         slack = 1 - mean_at_most(tau)
         is_known = bool(slack > 0)  # otherwise nothing is known about computed weights
         computed = share * (tau + 1) / slack if is_known else Vector([arb(1)] * len(tau))
@@ -167,8 +168,8 @@ class Average:
             hull, sized = most(apart + swings) + most(swings - apart), INFINITE
             sizes = self.sizes(o, box)
             if is_known:
-                moved = most(mean_at_most(tau * (abs(apart - a) + swings)) for a in (left, -left)) / slack
-                hull, sized = moved.min(hull), mean_at_most(sizes * (tau + 1)) / slack
+                by_weights = most(mean_at_most(tau * (abs(apart - a) + swings)) for a in (left, -left)) / slack
+                hull, sized = by_weights.min(hull), mean_at_most(sizes * (tau + 1)) / slack
             error += hull
             error += arithmetic.summation(self.head, o, computed, sizes, abs(v0) + norm(Q) + error, sized)
             found[o] = (add(Q, {0: v0}), error + self.dropped[o])

@@ -50,7 +50,7 @@ def _leaf(entry: object, d: int) -> Leaf:
         return Leaf(kind, numbers[0], None)
     require(kind in (TAYLOR, SELECTION, ENCLOSURE), f"{leaf} is of an unknown kind")
     num_numbers = 1 + d + (kind == TAYLOR)
-    require(len(numbers) == num_numbers, f"{leaf} has not the numbers of a cell in {d} variable(s)")
+    require(len(numbers) == num_numbers, f"{leaf} does not have the numbers of a cell in {d} variable(s)")
     order, highest = numbers.pop(0) if kind == TAYLOR else 1, MAX_ORDERS[min(d, len(MAX_ORDERS)) - 1]
     require(1 <= order <= highest, f"{leaf} has an order that is not between 1 and {highest}")
     num_products = math.comb(2 * d + order + 1, order + 1)

@@ -52,7 +52,7 @@ PRECISION = 128
 MAX_SERIES = 64
 """Largest number of terms of Arb's power series. The highest order, 24, needs 34."""
 ENGINE = "{dtype} evaluation in IEEE 754 arithmetic rounded to nearest: layer by layer or folded, sums in any order"
-BLOCKS = "except sums over up to 4096 keys: of 8 terms each, then of 8 of these sums, and so on"
+BLOCKS = "sums over up to 4096 keys not in any order but in blocks: of 8 terms each, then of 8 of these sums, and so on"
 TRUNCATION = "if the engine leaves out keys that are far behind, that moves no output by more than {truncation:.3g}"
 EXPONENTIAL = "an exponential within 4 ulp in the engine"
 TAILS = "exact arithmetic beyond the core, where rounding grows with |x|"
@@ -207,7 +207,7 @@ def _prove(proof: Proof, stored: Stored, processes: int, progress: Progress | No
 
 
 def _spread(jobs: list[Job]) -> list[Job]:
-    """Return the jobs in an order in which the first of them stand for all. Neighbours stay together."""
+    """Return the jobs shuffled in groups of neighbours, so that the first ones take about as long as the others."""
     groups = [jobs[i : i + AT_ONCE] for i in range(0, len(jobs), AT_ONCE)]
     random.Random(0).shuffle(groups)
     return [*itertools.chain(*groups)]
@@ -217,7 +217,7 @@ def _results(proof: Proof, jobs: list[Job], stored: Stored, processes: int, limi
     if processes == 1:
         yield from map(proof.prove, jobs)
     else:
-        _own[:] = [proof]  # processes that are forked have it, and need not make it again
+        _own[:] = [proof]  # forked processes inherit it
         try:
             with _pool(processes, stored) as pool:
                 turns = [pool.submit(_work, jobs[i : i + AT_ONCE]) for i in range(0, len(jobs), AT_ONCE)]
@@ -229,7 +229,7 @@ def _results(proof: Proof, jobs: list[Job], stored: Stored, processes: int, limi
 
 @contextmanager
 def _pool(processes: int, stored: Stored) -> Iterator[ProcessPoolExecutor]:
-    """Processes that end at once if the check is interrupted: nobody waits for their leaves."""
+    """Start processes that prove leaves. If the check is interrupted, they end at once."""
     given = (os.getpid(), *stored)
     others, pool = set(active_children()), ProcessPoolExecutor(processes, initializer=_start, initargs=given)
     try:
@@ -237,12 +237,13 @@ def _pool(processes: int, stored: Stored) -> Iterator[ProcessPoolExecutor]:
     except BaseException:
         for worker in set(active_children()) - others:
             worker.terminate()
-        pool.shutdown()  # which now takes no time
+        pool.shutdown()  # takes no time now
         raise
     pool.shutdown()
 
 
 _own: list[Proof] = []
+"""The proof of this process."""
 
 
 def _start(parent: int, claim: Claim, structure: object, tensors: dict[str, Tensor]) -> None:

@@ -53,6 +53,8 @@ def require(holds: bool, reason: str, error: type[Exception] = Refused) -> None:
 
 
 class Tensor(NamedTuple):
+    """The numbers of a tensor, in the order of the file."""
+
     dtype: str
     shape: tuple[int, ...]
     values: tuple[Any, ...]
@@ -88,7 +90,8 @@ def read_json(path: Path) -> Object:
 def parse_json(raw: bytes, name: str) -> Object:
     """Parse one object: no key twice, no NaN or Infinity, no number beyond float64, no integer over 20 digits.
 
-    Values are counted before memory is allocated for them. As text, one wide letter makes all of them 2 or 4 bytes.
+    Values are counted before memory is allocated for them. A single letter beyond ASCII makes every letter of the text
+    take 2 or 4 bytes.
     """
     width = 1 if raw.isascii() else 4 if any(lead in raw for lead in range(0xF0, 0xF8)) else 2
     require(width * len(raw) <= MAX_JSON, f"{name} has more than {MAX_JSON:,} bytes as text", BadFile)
@@ -123,8 +126,8 @@ def parse_safetensors(raw: bytes) -> dict[str, Tensor]:
     """Parse eight bytes of length, a JSON header, and the tensors, which must fill the rest without gap or overlap."""
     length = int.from_bytes(raw[:8], "little")
     if len(raw) < 8 or length > min(MAX_HEADER, len(raw) - 8):
-        sizes = f"{length:,} of {len(raw):,} bytes"
-        raise BadFile(f"model.safetensors is cut short, or no such file: {sizes} as its header")
+        sizes = f"its header would take {length:,} of its {len(raw):,} bytes"
+        raise BadFile(f"model.safetensors is cut short, or is not a safetensors file: {sizes}")
     header, body = parse_json(raw[8 : 8 + length], "the header of model.safetensors"), memoryview(raw)[8 + length :]
     header.pop("__metadata__", None)
     entries = []

@@ -26,9 +26,10 @@ def finer(head: Head, q: dict[int, Form], projected: list[dict[int, Form]], num_
     counts = {j: b.n + any(b.sizes and rounds(q[j], b) for b in read[j]) for j, b in parts.items()}
     _, own = combined((0, (counts[j] + EIGHT_ROUNDINGS) * b.sizes[ONE], q[j]) for j, b in parts.items())
     own = {key: own.get(key, head.slack) + len(parts) * SMALLEST["float32"] for key in (ONE, *own)}
-    n, said = max((q[j].n + counts[j] for j in parts), default=0), tuple(b.terms[ONE] for b in parts.values())
+    n = max((q[j].n + counts[j] for j in parts), default=0)
     query = tuple(times(q[j].n + EIGHT_ROUNDINGS, q[j].sizes) for j in parts)
-    return replace(head, own=own, n=n + 2, query=query, parts=said, addends=len(parts))
+    numbers = tuple(b.terms[ONE] for b in parts.values())
+    return replace(head, own=own, n=n + 2, query=query, parts=numbers, addends=len(parts))
 
 
 def _depth_of_sums(keys: int) -> int:

@@ -19,7 +19,7 @@ from attnc_checker.vectors import INFINITE, Row, Vector, total
 
 SMALLEST = {"float64": arb(2) ** -1022, "float32": arb(2) ** -126}
 UNLIMITED = 10**9
-"""A number above the additions of any term of a sum."""
+"""More additions than any term of a sum passes through."""
 Key = int | tuple[int, ...]
 """The variable of a term: ONE for the constant, i ≥ 0 for the input x_i, (layer, query, head, component) for an average
 that a head makes, and (layer, token, channel) for an entry that attention wrote in a deep program."""
@@ -61,6 +61,7 @@ ZERO = Form({}, {})
 
 
 def dense(terms: Terms, inputs: Iterable[Key]) -> Row:
+    """Return the constant and the coefficients of the inputs. Those that are missing are 0."""
     zero = terms.get(ONE, fmpq(0)) * 0
     return tuple(terms.get(key, zero) for key in (ONE, *inputs))
 

@@ -127,8 +127,8 @@ class Models(Rules[Model]):
         values = over(poly, self.d)
         if values.is_finite():
             range_ = range_[0].max(values.lower()), range_[1].min(values.upper())
-        ball, left_open = hull(range_), sum((x.rad() for x in poly.values()), arb(0))
-        if ball.is_finite() and not (values.is_finite() and left_open <= ball.rad()):
+        ball, radii = hull(range_), sum((x.rad() for x in poly.values()), arb(0))
+        if ball.is_finite() and not (values.is_finite() and radii <= ball.rad()):
             poly = {0: ball}
         return Model(poly, range_)
 
@@ -154,9 +154,9 @@ class Models(Rules[Model]):
         p = a.poly[0].mid().max(a.range[0]).min(a.range[1])
         z = a.poly | {0: a.poly[0] - p}
         size, at_p, wide = norm(z), coefficients(name, (p, p), self.m + 1), coefficients(name, a.range, self.m + 2)
-        open_ = [((x.rad() if n <= self.m else abs(x)) * size**n).upper() for n, x in enumerate(wide)]
-        finite = (n for n, x in enumerate(open_) if x.is_finite() and wide[n].is_finite())
-        n = min(finite, key=open_.__getitem__, default=0)
+        remainders = [((x.rad() if n <= self.m else abs(x)) * size**n).upper() for n, x in enumerate(wide)]
+        finite = (n for n, x in enumerate(remainders) if x.is_finite() and wide[n].is_finite())
+        n = min(finite, key=remainders.__getitem__, default=0)
         poly, rest = {0: wide[n]}, arb(0)
         for k in reversed(range(n)):
             poly, cut = multiply(poly, z, self.m - k, self.d)

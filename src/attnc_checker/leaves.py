@@ -55,18 +55,18 @@ class Prover:
         Bounds on differences are refined if that may bring them down to the limit.
         """
         is_selection, errors = kind == SELECTION, []
-        said = [
+        averages = [
             selected(head, box, self.arithmetic) if is_selection else head.model(box, order, self.arithmetic)
             for head in self.heads
         ]
         for o, f in enumerate(self._without_affine(box, 0 if is_selection else order)):
             left, error = f, affine_rounding(self.stage, o, box, self.arithmetic)
-            for average in said:
+            for average in averages:
                 if o in average:
                     left, error = add(left, average[o][0], -1), error + average[o][1]
             found = largest(left, limit - error, len(box.centre))
             if is_selection and not found + error <= limit:
-                found = found.min(self._won(o, f, box, limit - error))
+                found = found.min(self._by_places(o, f, box, limit - error))
             errors.append(found + error)
         return most(errors)
 
@@ -79,7 +79,7 @@ class Prover:
         """Return the row b, B of output o."""
         return tuple(dense(self.stage.affine[o].terms, self.stage.inputs))
 
-    def _won(self, o: int, f: Poly, box: Box, limit: arb) -> arb:
+    def _by_places(self, o: int, f: Poly, box: Box, limit: arb) -> arb:
         """Return an upper bound on |f − A| of a single head, by the places where its keys can win."""
         reading = [head for head in self.heads if o in head.values]
         if len(reading) != 1:

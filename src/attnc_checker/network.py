@@ -2,8 +2,9 @@
 
     out_o(x) = b_o + B_o·x + Σ_h Σ_k p_hk(x)·(v_hko + V_hko·x),   p_h = softmax over k of c_hk + a_hk·x.
 
-Before the attention every entry of a state is an affine form of x. After it, it is an affine form of x and of the
-averages that heads write. Weights are dyadic rationals and forms are exact. Only entries that an output needs are made.
+Before the attention, every entry of a state is an affine form of x. After the attention, it is an affine form of x and
+of the averages that heads write. Weights are dyadic rationals, and forms are exact. Only entries that an output needs
+are computed.
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ class Reduction:
         return self._underflowing(Form(*sums, n + roundings, maps + (roundings > 0)), products)
 
     def _underflowing(self, form: Form, products: arb | int) -> Form:
-        """Return the form with the loss of `products` by underflow, of numbers or (if engines fold) of coefficients."""
+        """Add the loss of products by underflow to all sizes: if engines fold maps, coefficients may underflow, too."""
         if products != 0:
             for key in (ONE, *form.sizes.keys() - {ONE}):
                 form.sizes[key] = form.sizes.get(key, arb(0)) + products * SMALLEST[self.dtype]

@@ -38,13 +38,13 @@ def _through(program: Program, stream: Stream, reach: Terms, memory: list[arb]) 
         elif isinstance(layer, SoftmaxLayer):
             sizes = [arb(1)] * width
         else:
-            said = sizes if layer.residual else [arb(0)] * width
+            written = sizes if layer.residual else [arb(0)] * width
             read = memory if layer.cross else sizes
             for head in layer.heads:
                 Q, K, V = (_products(W, x) for W, x in ((head.W_Q, sizes), (head.W_K, read), (head.W_V, read)))
                 _require(program, [total(q * k for q, k in zip(Q, K, strict=True)), *Q, *K, *V])
-                said = [x + y for x, y in zip(said, _products(head.W_O, V), strict=True)]
-            sizes = said
+                written = [x + y for x, y in zip(written, _products(head.W_O, V), strict=True)]
+            sizes = written
         _require(program, [arb(0), *sizes])
     return sizes
 

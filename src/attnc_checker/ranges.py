@@ -157,7 +157,7 @@ class Ranges(Rules[Range]):
         if name in TURNS and not (a[1] < TURNS[name] or TURNS[name] < a[0]):
             values.append(SERIES[name](TURNS[name]))
         for turn, value in WAVES.get(name, ()):
-            first, last = ((x / arb.pi() - turn) / 2 for x in a)
+            first, last = ((x / arb.pi() - turn) / 2 for x in a)  # a turn is between the ends if a whole number is
             if not last.floor() < first:
                 values.append(value)
         (low, high), (least, most) = outward(values), LIMITS.get(name, REALS)
@@ -181,7 +181,7 @@ def coefficients(name: Smooth, y: Range, count: int) -> list[arb]:
     if isinstance(name, fmpq):
         factors = [*accumulate(range(count - 1), lambda factor, n: factor * (name - n) / (n + 1), initial=fmpq(1))]
         powers = (hull(Ranges([]).apply(name - n, y)) if x != 0 else arb(0) for n, x in enumerate(factors))
-        return [arb(x) * y for x, y in zip(factors, powers, strict=True)]
+        return [arb(x) * power for x, power in zip(factors, powers, strict=True)]
     found = _series(name, hull(y), count)
     if y[0] < y[1] and not found[-1].rad() <= abs(found[-1].mid()):  # coefficients on wide balls blow up
         step = (y[1] - y[0]) / SLICES

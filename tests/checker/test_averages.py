@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -46,6 +47,22 @@ def average(head: Head, x: list, shifts: list | None = None):
     weights = (exactly(head.scores.terms, x) + Vector(shifts or [arb(0)] * head.num_keys)).each(arb.exp)
     values, whole = exactly(head.values[0].terms, x), sum(weights)
     return weights @ values / whole, weights / whole, values
+
+
+def test_sums_in_the_worst_order():
+    """After a weight of 1, weights of nearly u are lost one by one, and their products with more than 1 round up."""
+    p, u = 1000, 2.0**-24
+    w, v = np.float32([1, *[u * (1 - 2**-10)] * p]), np.float32([1, *[1 + 2**-8] * p])
+    above = below = np.float32(0)
+    for weight, product in zip(w, w * v, strict=True):
+        above, below = above + product, below + weight
+    terms = [(Fraction(float(x)), Fraction(float(y))) for x, y in zip(w, v, strict=True)]
+    exact = sum(x * y for x, y in terms) / sum(x for x, _ in terms)
+    error = abs(Fraction(float(above / below)) - exact)
+    values = Vector(map(arb, v.tolist()))
+    head = head_of([(0, 0)] * (p + 1), [(fmpq(*float(x).as_integer_ratio()), 0) for x in v])
+    bound = FLOAT32.summation(head, 0, Vector(map(arb, w.tolist())), values)
+    assert float(error) <= float(bound.lower()) <= 1.05 * float(error)
 
 
 CORNERS = (-1.0, -0.5, 0.25, 1.0)

@@ -10,10 +10,12 @@ import pytest
 from flint import arb
 
 import attnc
+from attnc.ir import Attention, Head, Mask, Program
 from attnc_checker import check
 from attnc_checker.checking import proof_of, read
 from attnc_checker.deep.chains import Chain
-from checker.networks import box_of
+from attnc_checker.files import Refused
+from checker.networks import affine, box_of, lattice_program, save
 from checker.tampering import change_weight, changes, edit, refused_changes, reproved
 
 CASES = {  # flat between steps, so that few leaves do
@@ -130,3 +132,22 @@ def test_changed_weights_are_refused(tmp_path, construction):
     x = np.linspace(net.box.lo, net.box.hi, 4001)
     refused = refused_changes(path, x, np.sin(x), lambda size: [(i, -1.5) for i in {0, size - 1}])
     assert {name.split(".")[1] for name in refused} >= {"0", "4"}
+
+
+def test_a_link_must_prove_its_reach(tmp_path):
+    """The average of x, −x and −x is at most 1, and its reach is 2. By differences from one value its bound is 7/3."""
+    signs = np.array([1.0, -1.0, -1.0])
+    values = affine("values", (1, ["x"]), (4, ["value"]), [([1, 2, 3], "value", 0, "x", signs)])
+    none, one = np.zeros((1, 1)), np.eye(1)
+    mean = Attention("mean", (Head(none, none, one, one, Mask(np.zeros(4, int), np.array([1, 0, 0, 0]))),), ("mean",))
+    pick = affine("pick", (4, ["mean"]), (1, ["in.0"]), [(0, "in.0", 0, "mean")])
+    last = lattice_program(np.array([[-2.0], [2.0]]), np.array([0.5, 0.5]), [1.0], [0.0], 1.0)
+    program = Program((values, mean, pick, *last.layers), ((1,),), (1,))
+    net = save(tmp_path / "net", program, "0.5 + 0*x", [(-1.0, 1.0)], [["enclosure", 0, 0]], 1e-3)
+    (subject,) = proof_of(*read(net)).subjects
+    assert isinstance(subject.prover, Chain)
+    (way,) = subject.prover.outputs[0].ways
+    with pytest.raises(Refused, match="not bounded well enough to exclude an overflow"):
+        list(way.states(arb(-1), arb(1)))
+    ((_, _, (_, link)),) = way.states(arb(0.5), arb(1))
+    assert abs(link) <= 2

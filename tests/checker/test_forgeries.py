@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,8 @@ from attnc_checker.__main__ import main
 from attnc_checker.cells import read_leaves
 from attnc_checker.files import MAX_WEIGHTS, BadFile, Refused, read_bytes
 from attnc_checker.rounding import Arithmetic
-from checker.networks import affine, one_head, save
+from attnc_checker.vectors import Vector
+from checker.networks import affine, lattice_program, one_head, save
 from checker.tampering import edit, refusal
 
 NUMBER = 0.5
@@ -51,6 +53,7 @@ UNDEFINED = ["0*log(0)", "exp(log(0*x))", "0*x*log(0*x)", "0*log(x + 1)", "atan(
 NEARLY = f"{NUMBER} + 0.9999 + 0.0051*x**2 - 0.0047*x**3"
 SUM = "add up to the norm"
 DOUBLE = affine("double", (1, ["x"]), (1, ["y"]), [(0, "y", 0, "x", 2.0**100)], dtype=np.float32)
+PASS = affine("pass", (1, ["x"]), (1, ["y"]), [(0, "y", 0, "x")], dtype=np.float32)
 SOFT = (
     affine("embed", (1, ["x"]), (1, ["a", "b"]), [(0, "a", 0, "x", 5.0)]),
     Softmax("soft", ("a", "b")),
@@ -77,11 +80,33 @@ SOFT = (
         *((NEARLY, (-1, 1), plain(8, norm="999", leaf_bounds=[1.0], bound=x), SUM) for x in (1.006, 1.004, 1.003)),
         # float32 holds no number between 0 and 1.4e-45: the least is lost to rounding, not a part of x.
         ("2**100*x", (0, 1e-42), plain(1, bound=1e-18, program=Program((DOUBLE,), ((1,),), ())), "is not re-proved to"),
+        # The input is cast to float32, and passed on.
+        ("x", (0, 1), {"stages": [], "outputs": ["x"], "program": Program((PASS,), ((1,),), ())}, "add up to 5.96"),
+        # The centre and the half-width of the box are rounded, to 128 bits. The function jumps at its end.
+        ("9*floor(x)", (2.0**-200, 1), plain(bound=0.51), "is not re-proved to"),
         ("0.25", (-1, 1), {"stages": [], "outputs": ["0.25"], "program": Program(SOFT, ((1,),), ())}, "no stage has"),
     ],
 )
 def test_claims_that_are_false_or_not_proved(tmp_path, expression, ends, fields, reason):
     assert reason in refusal(forged(tmp_path / "net", expression, ends, **fields))
+
+
+ROWS = "the keys of the last head are not all combinations of rows"
+
+
+@pytest.mark.parametrize(
+    ("anchors", "values"),
+    [
+        ([[-2.0], [2.0], [2.0]], [0.0, 5.0, 1.0]),  # two keys of one row: 3 is their average, not 1
+        ([[-2.0, -2.0], [-2.0, 2.0], [2.0, -2.0]], [0.0, 0.0, 0.0]),  # no key for (2, 2)
+    ],
+)
+def test_enclosures_need_one_key_for_each_combination_of_rows(tmp_path, anchors, values):
+    d = len(anchors[0])
+    program = lattice_program(np.array(anchors), np.array(values), [1.0] * d, [0.0] * d, 5.0)
+    leaves, expression = [["enclosure", 0, *[0] * d]], "1 + 0*x"
+    net = save(tmp_path / "net", program, expression, [(0.5, 1.0)] * d, leaves, 1e-3)
+    assert ROWS in refusal(net)
 
 
 def test_what_is_told_says_where_it_holds(tmp_path, capsys):
@@ -123,10 +148,13 @@ def test_polynomials_of_millions_of_terms_are_refused(d, order):
 
 def test_as_many_roundings_as_there_are_numbers_are_refused():
     arithmetic = Arithmetic("float32")
-    assert arithmetic.gamma(2**20) < arb(0.08)
+    assert (1 + arithmetic.u) ** (2**20) - 1 < arithmetic.gamma(2**20) < arb(0.08)
     for n in (2**22, 2**24, 2**25):
         with pytest.raises(Refused, match="roundings in a row"):
             arithmetic.gamma(n)
+    many = SimpleNamespace(num_keys=2**22, values={0: SimpleNamespace(n=1)}, depth=1)
+    with pytest.raises(Refused, match="a head with 4,194,304 keys"):
+        arithmetic.summation(many, 0, Vector(), Vector())
 
 
 def test_a_file_that_is_too_large_is_not_read(tmp_path):

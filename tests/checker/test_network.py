@@ -7,14 +7,15 @@ import pytest
 from flint import arb
 from hypothesis import assume, given, settings
 
-from attnc.ir import Attention, Head, Program, Softmax
+from attnc.ir import Attention, Head, Mask, Program, Softmax
+from attnc.ir.building import Attending
 from attnc_checker.averages import Average
 from attnc_checker.files import Refused
 from attnc_checker.forms import dense as row_of
 from attnc_checker.ranges import Box
 from attnc_checker.rounding import Arithmetic
 from attnc_checker.vectors import at
-from checker.networks import affine, dense, gate, lattice_program, reduced, spectral
+from checker.networks import affine, dense, gate, lattice_program, one_head, reduced, spectral
 from ir.random_programs import programs_and_inputs
 
 
@@ -60,6 +61,18 @@ def test_random_programs(case):
 )
 def test_fitted_networks_and_a_gate(program):
     assert_computes(program, (np.linspace(-3, 3, 200).astype(program.dtype)[:, None],))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_keys_that_move_round_as_queries_do(dtype):
+    """A constant query, and the scores 100.1·x and 99.3·x, which are large and differ little around x = 0.7."""
+    names, keys = ("one", "key", "value"), [1, 2]
+    links = [(keys, "key", 0, "x", np.array([100.1, 99.3]))]
+    constants = [(0, "one", 1.0), (keys, "value", np.array([1.0, -1.0]))]
+    made = Attending(names, names, dtype, Mask(np.zeros(3, np.int64), np.array([1, 0, 0])))
+    head = made.head({("one", "q"): 1.0}, {("key", "q"): 1.0}, {("value", "out"): 1.0})
+    program = one_head(affine("embed", (1, ["x"]), (3, names), links, constants, dtype), head)
+    assert_computes(program, (np.linspace(0.6, 0.8, 200).astype(dtype)[:, None],))
 
 
 def test_underflow_of_products_is_counted():

@@ -72,8 +72,8 @@ class Links(Reduction):
         if found is not None and not all(isinstance(later, AffineLayer) for later in self.main.layers[i:]):
             stage = self.stage_of([found])
             self.links.append(((i, token, feature), stage))
-            said = (most(span(head.values[0].sizes, self.reach)) for head in stage.heads)
-            self.reach[i, token, feature] = 2 * (span(stage.affine[0].sizes, self.reach) + total(said)).upper()
+            heads = (most(span(head.values[0].sizes, self.reach)) for head in stage.heads)
+            self.reach[i, token, feature] = 2 * (span(stage.affine[0].sizes, self.reach) + total(heads)).upper()
         return found
 
 
@@ -164,8 +164,8 @@ class _Output:
     ) -> None:
         """`owners` has, for each input of the stage, the number of its way."""
         heads, affine = [head for head in stage.heads if o in head.values], stage.affine[o]
-        said = [affine, *(head.values[o] for head in heads)]
-        if len(heads) != 1 or any(form.terms.keys() - {ONE} for form in said):
+        forms = [affine, *(head.values[o] for head in heads)]
+        if len(heads) != 1 or any(form.terms.keys() - {ONE} for form in forms):
             raise Refused("an output of the last stage is more than one head with constant values")
         (head,) = heads
         (values,), (constants, *slopes) = dense(head.values[o].terms, ()), dense(head.scores.terms, stage.inputs)
@@ -243,11 +243,11 @@ class _Enclosure:
 
     def _at_once(self, box: Box, arithmetic: Arithmetic) -> arb:
         row = dense(self.stage.affine[0].terms, self.reads)
-        said, error = linear(row, box), affine_rounding(self.stage, 0, box, arithmetic)
+        whole, error = linear(row, box), affine_rounding(self.stage, 0, box, arithmetic)
         for head in self.heads:
             poly, rounding = selected(head, box, arithmetic)[0]
-            said, error = add(said, poly), error + rounding
-        return over(said, len(self.reads)) + error * arb(0, 1)
+            whole, error = add(whole, poly), error + rounding
+        return over(whole, len(self.reads)) + error * arb(0, 1)
 
 
 def _parts(balls: list[arb], spreads: list[arb], least: arb | float, cut: Cut) -> list[Box]:

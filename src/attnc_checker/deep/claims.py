@@ -76,19 +76,19 @@ def read_stages(data: Object, variables: tuple[str, ...]) -> Stages:
 
 def _stage(entry: Object, where: str, known: dict[str, StageClaim]) -> StageClaim:
     """Read one stage. `known` has the stages before it."""
-    said: dict[str, Any]
+    fields: dict[str, Any]
     if (like := field(entry, "like", str | None, where)) is None:
         leaves = read_leaves(field(entry, "leaves", list, where), 1)
         bounds = field(entry, "leaf_bounds", tuple[float, ...] | None, where)
         if bounds is None:
             bounds = (field(entry, "bound", float, where),) * len(leaves)
-        said = {"leaves": leaves, "leaf_bounds": bounds}
+        fields = {"leaves": leaves, "leaf_bounds": bounds}
     elif like in known and known[like].like is None:
-        said = {"leaves": (), "leaf_bounds": (), **{name: getattr(known[like], name) for name in ALIKE}}
+        fields = {"leaves": (), "leaf_bounds": (), **{name: getattr(known[like], name) for name in ALIKE}}
     else:
         raise Refused(f"a stage claims to be like {like!r:.40}, which is not a stage before it")
-    kinds = {name: kind for name, kind in get_type_hints(StageClaim).items() if name not in said}
-    claim = StageClaim(**said, **{name: field(entry, name, kind, where) for name, kind in kinds.items()})
+    kinds = {name: kind for name, kind in get_type_hints(StageClaim).items() if name not in fields}
+    claim = StageClaim(**fields, **{name: field(entry, name, kind, where) for name, kind in kinds.items()})
     for low, high in (claim.interval, claim.held or claim.interval):
         require(low < high, f"the interval [{low}, {high}] of {where[:-1]} is empty or reversed")
     name, leaves, bounds = f"stage {claim.name!r:.40}", claim.leaves, claim.leaf_bounds

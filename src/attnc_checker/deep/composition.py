@@ -99,6 +99,7 @@ class _Walk:
     def __init__(self, claim: Claim, stages: Stages, reduction: Reduction, arithmetic: Arithmetic) -> None:
         self.claim, self.reduction, self.arithmetic = claim, reduction, arithmetic
         self.stages, self.texts, self.axes = stages
+        self.halved = itertools.count()  # counts the parts of the box that are halved
         self._compose()
         sizes: Terms = {i: arb(max(abs(lo), abs(hi))) for i, (lo, hi) in enumerate(claim.ends)}
         errors = {i: arithmetic.cast_error(size) for i, size in sizes.items()}
@@ -110,7 +111,6 @@ class _Walk:
     def _compose(self) -> None:
         """Write the claims as steps in the variables. Raise Refused unless their outputs are the expression."""
         self.reader = reader = Reader(self.claim.variables)
-        self.halved = itertools.count()
         names, same = dict(reader.variables), list[tuple[Step, Step]]()
         wanted = reader.parse(self.claim.expression)
         self.steps: list[tuple[Step, Step]] = []  # argument and carrier of every stage
@@ -239,14 +239,14 @@ class _Walk:
         values = dict(zip(self.function.outputs, evaluate(self.function, rules), strict=True))
         met = {link.place: link.pieces.around(values[link.argument]) for link in self.links}
 
-        def felt(link: Link) -> float:
+        def effect(link: Link) -> float:
             low, high = met[link.place].slopes
             return float((high - low) * _size(values[link.carrier]) * link.t.off)
 
         whole = self._off(rules, values, met, outputs)
         if whole <= limit:
             return whole
-        worst, bent = arb(0), [link.place for link in sorted(self.links, key=felt, reverse=True)[:KINKS]]
+        worst, bent = arb(0), [link.place for link in sorted(self.links, key=effect, reverse=True)[:KINKS]]
         for ends in itertools.product(*(sorted(met[place].slopes, key=abs, reverse=True) for place in bent)):
             chosen = {place: met[place]._replace(slopes=(x, x)) for place, x in zip(bent, ends, strict=True)}
             found = self._off(rules, values, met | chosen, outputs)

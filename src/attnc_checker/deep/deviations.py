@@ -2,8 +2,8 @@
 
 Leaves prove that in units of the carrier, |carrier| ≤ size, the stage is within δ of g, rounding included. With a
 smaller carrier the values v_k = ν_k·carrier are smaller. For given weights the rounding of their sum is linear in the
-sizes |v_k|, except for the parts of the sizes that do not depend on the carrier. Of these, rounding adds at most the
-parts themselves: `fixed`. The carrier is w·u for an input u, and leaves measure rounding at the largest |u|, its reach.
+sizes |v_k|, except for the parts of the sizes that do not depend on the carrier. Rounding of these parts is at most
+their own size: `fixed`. The carrier is w·u for an input u, and leaves measure rounding at the largest |u|, its reach.
 If size > |w|·reach, that is too little by the factor growth = size/(|w|·reach). So the stage is off by
 min(size·δ, growth·|carrier|·δ + fixed) + unsure, δ the largest bound of the leaves that hold t.
 """

@@ -101,11 +101,11 @@ def along(stage: Stage, t: Terms, unit: Terms | None, reach: Terms, units: arb, 
         scores, slack = line(head.scores)
         if not (most_slack := most(slack)) <= MOST_SLACK:
             raise Refused(f"the scores of stage {name} do not depend on its input alone: {float(most_slack):.3g} more")
-        said, off = value(head.values[0])
+        values, off = value(head.values[0])
         unsure += most(off)  # every head adds its own
         fixed += most(span({key: x for key, x in head.values[0].sizes.items() if key not in scales}, reach))
-        head = replace(head, scores=scores, values={0: said}, own=sizes(head.own), query=tuple(map(sizes, head.query)))
-        heads.append(replace(head, slack=slack, farthest=farthest))
+        head = replace(head, scores=scores, values={0: values}, slack=slack, farthest=farthest)
+        heads.append(replace(head, own=sizes(head.own), query=tuple(map(sizes, head.query))))
     affine = Form({}, {ONE: span(stage.affine[0].sizes, reach) / units}, stage.affine[0].n)
     return Stage(heads, [affine], [T]), unsure, fixed
 
