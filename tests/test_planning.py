@@ -115,6 +115,22 @@ def test_norms_of_python_code_with_a_constant_are_planned_and_proved() -> None:
         assert attnc.compile(*SINE, norm=2, lipschitz=1.0, construction=name).certificate.bound <= 0.1
 
 
+@pytest.mark.parametrize("norm", ["inf", 2])
+@pytest.mark.parametrize(("d", "f"), [(1, lambda X: np.abs(X[:, 0])), (2, lambda X: np.sin(3 * X[:, 0]) + X[:, 1])])
+def test_auto_takes_the_cheapest_fit_of_python_code_with_a_constant(d, f, norm) -> None:
+    box = [(-1, 1)] * d
+    rows = attnc.plan(f, box, 0.1, norm=norm, lipschitz=3.2)
+    found = attnc.compile(f, box, 0.1, norm=norm, lipschitz=3.2)
+    assert found.construction == next(row.name for row in rows if row.name != "binomial")
+    assert found.certificate.bound <= 0.1
+
+
+def test_python_code_with_a_constant_is_compiled_without_eps() -> None:
+    found = attnc.compile(lambda X: np.sin(X[:, 0]), [(-1, 1)], lipschitz=1.0, points_per_axis=5)
+    assert found.construction == "max_affine"
+    assert found.num_anchors == 5
+
+
 def test_a_function_that_jumps_is_planned_in_a_norm() -> None:
     planned = attnc.plan("sign(x)*y", {"x": (-1, 1), "y": (-1, 1)}, 1.0, norm=2)
     rows = {row.name: row for row in planned if row.why_not is None}

@@ -55,6 +55,9 @@ def plan(
     `compile` reuses such a fit. The size of a spectral grid is estimated from sections of the function, and that of the
     papers' grids from its variation. Nothing is certified.
 
+    `compile` tries the constructions in this order. Unless asked for by name, it leaves out binomial, two_layer,
+    attention_softmax and truncated_linear_heads, and fits whose proof would need too many cells.
+
     Parameters
     ----------
     source, box, eps, dtype, criterion, lipschitz, hessian_bound, norm, max_anchors, max_bytes, progress

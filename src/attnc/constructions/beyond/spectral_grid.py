@@ -354,11 +354,6 @@ def _test_points(axes: Sequence[SpectralAxis]) -> list[np.ndarray]:
     return found
 
 
-MAX_LEAVES = 100_000
-"""Largest number of cells of a proof from given constants for which `auto` considers this construction. It bounds the
-time of the proof; not tuned."""
-
-
 def _suits(target: Target, request: Request) -> bool:
     """Accept continuous functions for which the prover is expected to reach eps. In L_p norms, accept no kinks.
 
@@ -366,25 +361,13 @@ def _suits(target: Target, request: Request) -> bool:
     proved.
     """
     if request.is_plain(target):
-        if target.expression is not None:
-            return target.box.d <= MAX_VARIABLES
-        return target.given is None or _cells_to_prove(target, request.goal) <= MAX_LEAVES
-    if request.p == math.inf or SPECTRAL_GRID.why_not(target, request) or target.expression is None:
+        return request.is_short_proof(target) if target.expression is None else target.box.d <= MAX_VARIABLES
+    if request.p == math.inf or SPECTRAL_GRID.why_not(target, request):
         return False
+    if target.expression is None:
+        return request.is_short_proof(target)
     calls = (node for node in walk(target.expression.outputs) if isinstance(node, Call))
     return target.box.d == 1 or not any(FUNCTIONS[call.name].has_kinks for call in calls)
-
-
-def _cells_to_prove(target: Target, eps: float) -> float:
-    """Return the number of cells that a proof needs, such that f is within eps/2 of its interpolant on each cell."""
-    d, r, given = target.box.d, 0.0, target.interpolated
-    if len(target.output_shape) > 1 or d > MAX_VARIABLES or given is None:
-        return math.inf
-    if given.lipschitz is not None:
-        r = eps / (2 * max(given.lipschitz, 1e-300) * math.sqrt(d))
-    if given.hessian_bound is not None:
-        r = max(r, math.sqrt(eps / (max(given.hessian_bound, 1e-300) * d)))
-    return math.prod(math.ceil(width / (2 * r)) if width / (2 * r) < 1e9 else math.inf for width in target.box.widths)
 
 
 def few_axes(target: Target, request: Request) -> str | None:
