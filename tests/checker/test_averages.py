@@ -85,15 +85,17 @@ def test_the_taylor_model(seed, d, keys, steepness, moves):
 
 
 @pytest.mark.parametrize(
-    ("scores", "values", "m", "ratio"),
+    ("scores", "values", "m", "half", "ratio"),
     [
-        ([(0, -1), (0, 1)], [-1, 1], 2, 2.1),  # tanh at 0: two thirds of r³ are proved, one third is true
-        ([(0, 0), (-20, 1)], [0, 1], 1, 1.05),  # next to an exponential: the remainder itself
-        ([(0, 0), (-20, 1)], [0, 1], 4, 1.05),
+        ([(0, -1), (0, 1)], [(-1, 0), (1, 0)], 2, 0.01, 2.1),  # tanh at 0: 2/3 of r³ are proved, 1/3 is true
+        ([(0, 0), (-20, 1)], [(0, 0), (1, 0)], 1, 0.01, 1.05),  # next to an exponential: the remainder itself
+        ([(0, 0), (-20, 1)], [(0, 0), (1, 0)], 4, 0.01, 1.05),
+        ([(0, 0), (-20, 1)], [(0, 0), (0, 1)], 1, 1.0, 1.4),  # t·e^t: the remainder of the numerator
+        ([(0, 0), (-20, 1)], [(0, 1), (0, 0)], 1, 1.0, 1.4),  # t/(1 + e^t): the remainder of the denominator
     ],
 )
-def test_the_taylor_model_is_nearly_sharp(scores, values, m, ratio):
-    head, box = head_of(scores, [(v, 0) for v in values]), box_of(0, 0.01)
+def test_the_taylor_model_is_nearly_sharp(scores, values, m, half, ratio):
+    head, box = head_of(scores, values), box_of(0, half)
     poly, error = made(head).model(box, m, REAL)[0]
     seen = farthest(head, poly, box)
     assert seen <= error <= ratio * seen
@@ -150,6 +152,78 @@ def test_where_scores_may_be_off_by_anything_values_are_as_far_apart_as_they_are
         moved, _, values = average(head, point(box, (tau,)), [arb(slack * sign) for sign in signs])
         assert abs(moved - at_tau(poly, (tau,))) <= error
         assert error <= 1.05 * (max(values) - min(values)) + 1e-3
+
+
+def test_errors_of_scores_count_where_weights_are_largest():
+    """The weight of the second key grows 20 times from the centre of the box to its end."""
+    head, box = head_of([(0, 0), (-20, 1)], [(0, 0), (1, 0)]), box_of(0, 3.0)
+    poly, error = made(replace(head, slack=Vector([arb(0), arb(0.1)]))).model(box, 20, REAL)[0]
+    moved, _, _ = average(head, point(box, (1.0,)), [arb(0), arb(0.1)])
+    seen = abs(moved - at_tau(poly, (1.0,)))
+    assert seen <= error <= 1.01 * seen
+
+
+def test_where_weights_are_not_known_values_count_on_the_whole_box():
+    """The average of x and −x is 0. Scores that may be off by 40 make it x or −x."""
+    head = replace(head_of([(0, 0), (0, 0)], [(0, 1), (0, -1)]), slack=Vector([arb(40)] * 2))
+    poly, error = made(head).model(box_of(0, 1.0), 4, REAL)[0]
+    moved, _, _ = average(head, [arb(1)], [arb(40), arb(-40)])
+    assert abs(moved - at_tau(poly, (1.0,))) <= error <= 2.01
+
+
+class Recorded(Arithmetic):
+    """Arithmetic that keeps what it is asked about."""
+
+    behind: Vector
+    shares: Vector
+
+    def weights(self, errors: Vector, behind: Vector) -> Vector:
+        self.behind = behind
+        return super().weights(errors, behind)
+
+    def summation(self, head: Head, o: int, weights: Vector, *sizes) -> arb:
+        self.shares = weights
+        return super().summation(head, o, weights, *sizes)
+
+
+def test_scores_and_weights_on_the_whole_box():
+    """How far a score may be behind the largest one, and how large computed weights may be."""
+    head, off, box = head_of([(0, -1), (0, 1), (-8, 0)], [(0, 0)] * 3), arb(0.2), box_of(0, 1.0)
+    head, by_gaps, by_model = replace(head, slack=Vector([off] * 3)), Recorded("float32"), Recorded("float32")
+    made(head).gaps(box, by_gaps)
+    made(head).model(box, 8, by_model)
+    for tau, k in itertools.product((-1.0, 0.0, 1.0), range(3)):
+        scores = exactly(head.scores.terms, point(box, (tau,)))
+        assert most(scores) - scores[k] <= min(by_gaps.behind[k], by_model.behind[k])
+        shifts = [off if other == k else -off for other in range(3)]
+        assert average(head, point(box, (tau,)), shifts)[1][k] <= by_model.shares[k]
+
+
+@pytest.mark.parametrize("terms", [(1, 2**-24 * (1 + 2**-10)), (1, 2**-24 * (1 + 2**-10), -1)])
+def test_sums_of_the_terms_of_a_score(terms):
+    """The second term makes the first sum round up by as much as a float32 sum near 1 can."""
+    computed = np.float32(0)
+    for term in terms:
+        computed += np.float32(term)
+    exact = sum(fmpq(*float(term).as_integer_ratio()) for term in terms)
+    one = form((exact,), (sum(map(abs, terms)),))
+    head = replace(reduced_head([one], [one]), addends=len(terms))
+    (bound,) = made(head, 0).score_errors(Box([], []), FLOAT32, [])
+    error = abs(arb(float(computed)) - arb(exact))
+    assert error <= bound <= 1.01 * error
+
+
+def test_weights_that_are_computed():
+    """Scores are off, the difference from the largest one rounds, and the exponential is off by 4 ulp, 8u."""
+    errors, behind = Vector([arb(1e-3), arb(2e-3)]), Vector([arb(0), arb(50)])
+    far = behind[1] + sum(errors)
+    worst = errors[1] + FLOAT32.u * (far + errors[1] - errors[0]) - (1 - 8 * FLOAT32.u).log()
+    assert worst <= FLOAT32.weights(errors, behind)[1] <= 1.001 * worst
+
+
+@pytest.mark.parametrize("x", [2.0**-150, 3e-45, 1e-40, 0.1, 1e30 / 3])
+def test_casts_to_float32(x):
+    assert abs(arb(float(np.float32(x))) - arb(x)) <= FLOAT32.cast_error(arb(x))
 
 
 def test_rounding_of_scores_is_not_overstated():
@@ -218,6 +292,23 @@ def test_far_keys_are_not_counted_but_paid_for():
     few = FLOAT32.summation(head, 0, Vector([arb(0.5)] * 2 + far), ones, arb(1))
     all_of_them = FLOAT32.summation(head, 0, ones * (arb(1) / 1002), ones, arb(1))
     assert 2 * sum(far) < few < 20 * FLOAT32.u < 1000 * FLOAT32.u < all_of_them
+
+
+def test_far_weights_are_lost_from_the_sum_of_weights():
+    """Each of 1000 weights just below u/8 is lost. Their values are 0, so that only the sum of the weights is off."""
+    far = 2.0**-27 * (1 - 2**-10)
+    sizes = Vector([arb(1)] + [arb(0)] * 1000)
+    error = 1 - 1 / (1 + 1000 * arb(far))
+    assert error <= FLOAT32.summation(zeros(1001), 0, Vector([arb(1)] + [arb(far)] * 1000), sizes, arb(1))
+
+
+def test_weights_that_may_be_lost_move_the_average():
+    """An engine may make e^−700 of 1000 weights that are 0. Their values are V, and that of the other key is −V."""
+    keys, V, lost = 1001, arb(10) ** 300, arb(-700).exp()
+    moved = 2 * 1000 * lost * V / (1 + 1000 * lost)
+    weights, sizes = Vector([arb(1)] + [arb(0)] * 1000), Vector([V] * keys)
+    rounding = Arithmetic("float64").summation(zeros(keys), 0, weights, sizes, arb(0), arb(0))
+    assert moved <= rounding <= 3 * moved
 
 
 @given(st.integers(0, 2**32), st.integers(1, 6))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from attnc_checker.checking import proof_of, read
 from attnc_checker.deep.chains import Chain
 from attnc_checker.files import Refused
 from checker.networks import affine, box_of, lattice_program, save
-from checker.tampering import change_weight, changes, edit, refused_changes, reproved
+from checker.tampering import change_weight, changes, edit, proved, refusal, refused_changes, reproved
 
 CASES = {  # flat between steps, so that few leaves do
     "two_layer": ("sin(x)", {"x": (0, 3)}, 0.3, "float64"),
@@ -134,20 +136,85 @@ def test_changed_weights_are_refused(tmp_path, construction):
     assert {name.split(".")[1] for name in refused} >= {"0", "4"}
 
 
-def test_a_link_must_prove_its_reach(tmp_path):
-    """The average of x, −x and −x is at most 1, and its reach is 2. By differences from one value its bound is 7/3."""
-    signs = np.array([1.0, -1.0, -1.0])
-    values = affine("values", (1, ["x"]), (4, ["value"]), [([1, 2, 3], "value", 0, "x", signs)])
-    none, one = np.zeros((1, 1)), np.eye(1)
-    mean = Attention("mean", (Head(none, none, one, one, Mask(np.zeros(4, int), np.array([1, 0, 0, 0]))),), ("mean",))
-    pick = affine("pick", (4, ["mean"]), (1, ["in.0"]), [(0, "in.0", 0, "mean")])
-    last = lattice_program(np.array([[-2.0], [2.0]]), np.array([0.5, 0.5]), [1.0], [0.0], 1.0)
-    program = Program((values, mean, pick, *last.layers), ((1,),), (1,))
-    net = save(tmp_path / "net", program, "0.5 + 0*x", [(-1.0, 1.0)], [["enclosure", 0, 0]], 1e-3)
+def chained(values: np.ndarray, variables: str = "x", dtype: type = float) -> Program:
+    """A link that averages values[k]·(x, y, …) over its keys, and a last head with two keys of the value 1/2."""
+    inputs, keys, none = list(variables), 1 + np.arange(len(values)), np.zeros((1, 1), dtype)
+    links = [(keys, "value", 0, name, values[:, i]) for i, name in enumerate(inputs)]
+    mask = Mask(np.zeros(len(values) + 1, int), np.r_[1, np.zeros(len(values), int)])
+    last = lattice_program(np.array([[-2.0], [2.0]]), np.array([0.5, 0.5]), [1.0], [0.0], 1.0, dtype)
+    one = np.eye(1, dtype=dtype)
+    layers = (
+        affine("values", (1, inputs), (len(values) + 1, ["value"]), links, dtype=dtype),
+        Attention("mean", (Head(none, none, one, one, mask),), ("mean",)),
+        affine("pick", (len(values) + 1, ["mean"]), (1, ["in.0"]), [(0, "in.0", 0, "mean")], dtype=dtype),
+    )
+    return Program((*layers, *last.layers), ((len(inputs),),), (1,))
+
+
+def way_of(path: Path, program: Program) -> Any:
+    """Return the way of the first variable, in the proof of a claim about the program."""
+    d = program.input_shapes[0][0]
+    net = save(path, program, "0.5 + 0*x", [(-1.0, 1.0)] * d, [["enclosure", 0, *[0] * d]], 1e-3)
     (subject,) = proof_of(*read(net)).subjects
     assert isinstance(subject.prover, Chain)
-    (way,) = subject.prover.outputs[0].ways
+    return subject.prover.outputs[0].ways[0]
+
+
+def test_a_link_must_prove_its_reach(tmp_path):
+    """The average of x, −x and −x is at most 1, and its reach is 2. By differences from one value its bound is 7/3."""
+    way = way_of(tmp_path / "net", chained(np.array([[1.0], [-1.0], [-1.0]])))
     with pytest.raises(Refused, match="not bounded well enough to exclude an overflow"):
         list(way.states(arb(-1), arb(1)))
     ((_, _, (_, link)),) = way.states(arb(0.5), arb(1))
     assert abs(link) <= 2
+
+
+def test_links_hold_the_rounding_of_inputs_and_averages(tmp_path):
+    """At x = 0.7, which float32 does not hold. All values are 0.3·x, and so is their average, up to its rounding."""
+    way, slope = way_of(tmp_path / "net", chained(np.full((3, 1), 0.3), dtype=np.float32)), np.float32(0.3)
+    ((_, _, (x, link)),) = way.states(arb(0.7), arb(0.7))
+    assert x.contains(arb(float(np.float32(0.7))))
+    rounded = float(slope * np.float32(0.7))
+    for ulps in (-3, 0, 3):
+        assert link.contains(arb(rounded + ulps * 2.0**-26))
+
+
+def test_a_link_of_two_variables_is_refused(tmp_path):
+    with pytest.raises(Refused, match="two variables meet in one link"):
+        way_of(tmp_path / "net", chained(np.array([[1.0, 0.0], [0.0, 1.0]]), "xy"))
+
+
+NOT_PROVED = "is not re-proved to"
+
+
+@pytest.mark.parametrize("far", [1000.0, -1000.0])
+@pytest.mark.parametrize(("gap", "bound"), [(3.0, 1.0), (4.06, 17.0)])
+def test_rows_that_are_left_out_are_paid_for(tmp_path, far, gap, bound):
+    """The other key is behind by 8x, and at x = 1/2 its value adds 18. The second gap lies within the leaf."""
+    program = lattice_program(np.array([[-2.0], [2.0]]), np.array([far, 0.0]), [1.0], [0.0], 1.0)
+    assert abs(program(np.array([[0.5]]))[0, 0]) > 17.9
+    given = (program, "0*x", [(0.5, 1.0)], [["enclosure", 0, 0]])
+    assert NOT_PROVED in refusal(save(tmp_path / "net", *given, bound, gap=gap))
+    proved(save(tmp_path / "fine", *given, 20.0, gap=3.0))
+
+
+def test_scores_that_are_no_sums_of_rows_are_paid_for(tmp_path):
+    """Both rows of a key are behind by 2, and the key, with 4 more, is not. Its value is 1000, and the average 440."""
+    anchors = np.array([[-2.0, -2.0], [-2.0, 2.0], [2.0, -2.0], [2.0, 2.0]])
+    program = lattice_program(anchors, np.array([1000.0, 0.0, 0.0, 0.0]), [1.0, 1.0], [0.0, 0.0], 0.5)
+    net = save(tmp_path / "net", program, "0*x", [(0.5, 1.0)] * 2, [["enclosure", 0, 0, 0]], 300.0, gap=1.5)
+    proved(net)
+
+    def raise_score(tensors):
+        numbers = tensors["layers.0.embed.constant.values"]
+        numbers[np.flatnonzero(numbers == -8)[0]] = -(2.0**-40)
+
+    edit(net, "tensors", raise_score)
+    assert NOT_PROVED in refusal(net)
+
+
+def test_the_rounding_of_the_last_head_counts(tmp_path):
+    value = float(np.float32(0.3))
+    program = lattice_program(np.array([[-2.0], [2.0]]), np.full(2, 0.3), [1.0], [0.0], 1.0, np.float32)
+    net = save(tmp_path / "net", program, f"{value!r} + 0*x", [(0.5, 1.0)], [["enclosure", 0, 0]], 1e-9)
+    assert NOT_PROVED in refusal(net)

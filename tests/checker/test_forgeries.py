@@ -53,7 +53,8 @@ UNDEFINED = ["0*log(0)", "exp(log(0*x))", "0*x*log(0*x)", "0*log(x + 1)", "atan(
 NEARLY = f"{NUMBER} + 0.9999 + 0.0051*x**2 - 0.0047*x**3"
 SUM = "add up to the norm"
 DOUBLE = affine("double", (1, ["x"]), (1, ["y"]), [(0, "y", 0, "x", 2.0**100)], dtype=np.float32)
-PASS = affine("pass", (1, ["x"]), (1, ["y"]), [(0, "y", 0, "x")], dtype=np.float32)
+SIGNED = [affine("pass", (1, ["x"]), (1, ["y"]), [(0, "y", 0, "x", sign)], dtype=np.float32) for sign in (1.0, -1.0)]
+TRIPLE = affine("triple", (1, ["x"]), (1, ["y"]), [(0, "y", 0, "x", 3.0)])
 SOFT = (
     affine("embed", (1, ["x"]), (1, ["a", "b"]), [(0, "a", 0, "x", 5.0)]),
     Softmax("soft", ("a", "b")),
@@ -81,7 +82,17 @@ SOFT = (
         # float32 holds no number between 0 and 1.4e-45: the least is lost to rounding, not a part of x.
         ("2**100*x", (0, 1e-42), plain(1, bound=1e-18, program=Program((DOUBLE,), ((1,),), ())), "is not re-proved to"),
         # The input is cast to float32, and passed on.
-        ("x", (0, 1), {"stages": [], "outputs": ["x"], "program": Program((PASS,), ((1,),), ())}, "add up to 5.96"),
+        *(
+            (
+                text,
+                (0, 1),
+                {"stages": [], "outputs": [text], "program": Program((layer,), ((1,),), ())},
+                "add up to 5.96",
+            )
+            for text, layer in zip(("x", "-x"), SIGNED, strict=True)
+        ),
+        # A product with 3 rounds.
+        ("3*x", (0, 1), plain(1, bound=1e-17, program=Program((TRIPLE,), ((1,),), ())), "is not re-proved to"),
         # The centre and the half-width of the box are rounded, to 128 bits. The function jumps at its end.
         ("9*floor(x)", (2.0**-200, 1), plain(bound=0.51), "is not re-proved to"),
         ("0.25", (-1, 1), {"stages": [], "outputs": ["0.25"], "program": Program(SOFT, ((1,),), ())}, "no stage has"),

@@ -12,7 +12,7 @@ from attnc_checker.deep.pieces import slopes_of
 from attnc_checker.expressions import CALLS, evaluate, parse
 from attnc_checker.files import BadFile
 from attnc_checker.jets import models
-from attnc_checker.ranges import SERIES, Ranges, coefficients, hull
+from attnc_checker.ranges import SERIES, Box, Ranges, coefficients, hull
 from checker.networks import NAMES, at_tau, box_of, point
 
 SMOOTH = ["exp(-x**2)*sin(5*x)/(2 + x)", "tanh(3*x) + softplus(-7*x)", "(x + 1.1)**2.5*log(2 + x)", "x**9 - x**2 + 3"]
@@ -201,3 +201,18 @@ def test_slopes_up_to_a_kink_at_the_end(text, left, right, slopes):
     assert slope.lower() <= slopes[0]
     assert slopes[1] <= slope.upper()
     assert 2 * float(slope.rad()) <= 1.5 * (slopes[1] - slopes[0]) + 1e-8
+
+
+def test_boxes_hold_the_cells_whose_ends_have_more_bits():
+    """Of 200 bits. The centre and the half-width of a box have 128 bits, and each is rounded."""
+    rng = np.random.default_rng(0)
+    for numbers in rng.integers(-(2**62), 2**62, (400, 8)).tolist():
+        ends = sorted(sum(fmpq(x, 2 ** (62 * n)) for n, x in enumerate(part)) for part in (numbers[:4], numbers[4:]))
+        ((low, high),) = Box.between([tuple(ends)]).sides
+        assert exactly(low) <= ends[0]
+        assert exactly(high) >= ends[1]
+
+
+def exactly(x: arb) -> fmpq:
+    mantissa, exponent = x.man_exp()
+    return fmpq(mantissa) * fmpq(2) ** int(exponent)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from flint import arb
+from flint import arb, fmpq
 from hypothesis import assume, given, settings
 
 from attnc.ir import Attention, Head, Mask, Program, Softmax
 from attnc.ir.building import Attending
 from attnc_checker.averages import Average
 from attnc_checker.files import Refused
+from attnc_checker.float32 import _depth_of_sums
+from attnc_checker.forms import ONE, Form, stacked, unit
 from attnc_checker.forms import dense as row_of
 from attnc_checker.ranges import Box
 from attnc_checker.rounding import Arithmetic
@@ -63,16 +65,62 @@ def test_fitted_networks_and_a_gate(program):
     assert_computes(program, (np.linspace(-3, 3, 200).astype(program.dtype)[:, None],))
 
 
+BOTH = [1, 2]
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_keys_that_move_round_as_queries_do(dtype):
-    """A constant query, and the scores 100.1·x and 99.3·x, which are large and differ little around x = 0.7."""
-    names, keys = ("one", "key", "value"), [1, 2]
-    links = [(keys, "key", 0, "x", np.array([100.1, 99.3]))]
-    constants = [(0, "one", 1.0), (keys, "value", np.array([1.0, -1.0]))]
+@pytest.mark.parametrize(
+    ("links", "constants"),
+    [
+        # Keys that move, and products of a query that moves. Scores of 70 differ little around x = 0.7.
+        ([(BOTH, "key", 0, "x", np.array([100.1, 99.3]))], [(0, "query", 1.0)]),
+        ([(0, "query", 0, "x")], [(BOTH, "key", np.array([100.1, 99.3]))]),
+        # The query is about 0 there, and its rounding is not. Products with powers of two are exact.
+        ([(0, "query", 0, "x", 0.1)], [(0, "query", -0.07), (BOTH, "key", np.array([2.0**12, -(2.0**12)]))]),
+    ],
+)
+def test_queries_keys_and_their_products_round(dtype, links, constants):
+    names = ("query", "key", "value")
     made = Attending(names, names, dtype, Mask(np.zeros(3, np.int64), np.array([1, 0, 0])))
-    head = made.head({("one", "q"): 1.0}, {("key", "q"): 1.0}, {("value", "out"): 1.0})
+    head = made.head({("query", "q"): 1.0}, {("key", "q"): 1.0}, {("value", "out"): 1.0})
+    constants = [*constants, (BOTH, "value", np.array([1.0, -1.0]))]
     program = one_head(affine("embed", (1, ["x"]), (3, names), links, constants, dtype), head)
     assert_computes(program, (np.linspace(0.6, 0.8, 200).astype(dtype)[:, None],))
+
+
+def test_engines_that_compute_parts_in_float64():
+    """Queries and keys that are exact in float32 may be off by eight roundings of float64."""
+    (head,) = reduced(lattice_program(np.array([[1.0], [2.0]]), np.zeros(2), [1.0], [0.0], 0.5, np.float32)).heads
+    eight, u = 8 * arb(2) ** -53, Arithmetic("float32").u
+    query, _ = head.query  # of x, which is cast, and of the constant 1
+    assert eight * 1 <= u * head.query[1][ONE] <= 1.01 * eight
+    assert eight * 0.5 <= u * head.own[ONE][0] <= 1.01 * eight
+    assert u <= u * query[0]
+
+
+def test_maps_that_an_engine_folds_into_one():
+    """8 sums of 8 numbers, and their sum: folded, it is a sum of 64 numbers, in which 63 additions round up."""
+    first, last = np.kron(np.eye(8), np.ones((1, 8))).reshape(1, 8, 1, 64), np.ones((1, 1, 1, 8))
+    stage = reduced(Program((dense("first", first), dense("last", last)), ((64,),), (1,)))
+    x = np.array([1.0] + [2.0**-53 * (1 + 2.0**-10)] * 63)
+    computed = np.add.accumulate(x)[-1]
+    (form,) = stage.affine
+    bound = Arithmetic("float64").gamma(form.n) * at(row_of(form.sizes, stage.inputs), [*map(arb, x)])
+    assert abs(arb(float(computed)) - sum(map(arb, x))) <= bound
+
+
+def test_the_worst_key_counts():
+    assert stacked([unit(0), Form({0: fmpq(3)}, {0: arb(3)}, 5)]).n == 5
+
+
+@pytest.mark.parametrize("keys", [1, 2, 7, 8, 9, 63, 64, 65, 100, 4096])
+def test_additions_of_a_term_in_sums_by_eights(keys):
+    additions = [0] * keys
+    while len(additions) > 1:
+        blocks = [additions[i : i + 8] for i in range(0, len(additions), 8)]
+        additions = [max(block) + len(block) - 1 for block in blocks]
+    assert _depth_of_sums(keys) >= additions[0]
+    assert _depth_of_sums(4097) >= 4096
 
 
 def test_underflow_of_products_is_counted():

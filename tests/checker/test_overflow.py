@@ -14,9 +14,10 @@ import pytest
 
 import attnc
 from attnc.engines.numpy_engine import NumpyEngine
-from attnc.ir.layers import Head, Layer, Mask
+from attnc.ir.layers import Attention, Head, Layer, Mask
 from attnc.ir.program import Program
-from checker.networks import affine, one_head, save
+from attnc_checker.files import Refused
+from checker.networks import affine, one_head, reduced, save
 from checker.tampering import edit, proved, refusal, reproved
 
 KEYS = 8
@@ -112,3 +113,41 @@ def test_affine_functions_of_the_least_numbers(tmp_path, text, slope):
     points = np.array([5e-324, 1.5e-323, 2.5e-323, 1.0, -1.0])
     for x, y in zip(points, np.ravel(net(points[:, None])), strict=True):
         assert abs(Fraction(y) - Fraction(slope) * Fraction(x)) <= Fraction(net.certificate.bound)
+
+
+LARGE = 2.0**600
+
+
+def attended(
+    scale: float = 1.0, *, constant: float = 0.0, last: float = 1.0, memory: float = 1.0, **options
+) -> Program:
+    """A head between two affine layers, all of one channel. Its matrices and what they read are 1 unless given."""
+    head = Head(*(np.full((1, 1), options.pop(name, 1.0)) for name in ("W_Q", "W_K", "W_V", "W_O")))
+    one, link = (1, ["x"]), (0, "x", 0, "x")
+    layers = (
+        affine("first", one, one, [(*link, scale)], [(0, "x", constant)]),
+        Attention("attend", (head,), ("x",), **options),
+        affine("last", one, one, [(*link, last)]),
+    )
+    if not options.get("cross"):
+        return Program(layers, ((1,),), ())
+    return Program(layers, ((1,), (1,)), (), (affine("memory", one, one, [(*link, memory)]),))
+
+
+@pytest.mark.parametrize(
+    "large",
+    [
+        {"constant": 2.0**1010},
+        {"W_Q": LARGE, "W_K": LARGE},
+        {"W_V": LARGE, "W_O": LARGE},
+        {"W_V": LARGE, "last": LARGE},
+        {"scale": LARGE, "W_V": 0.0, "residual": True, "last": LARGE},
+        {"memory": LARGE, "W_K": LARGE, "cross": True},
+        {"memory": LARGE, "W_V": LARGE, "cross": True},
+    ],
+)
+def test_two_large_factors_may_overflow_in_every_part_of_a_head(large):
+    with pytest.raises(Refused, match="may overflow"):
+        reduced(attended(**large))
+    with pytest.raises(Refused, match="not a one-stage program"):  # not with ones
+        reduced(attended(**{name: value if value is True else min(value, 1.0) for name, value in large.items()}))
