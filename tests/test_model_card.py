@@ -78,7 +78,7 @@ def test_a_card_says_how_the_bound_was_proved() -> None:
     assert f"(proof head by head, {count} heads; arithmetic: float64). {again}" in model_card(by_heads)
     by_theorem = attnc.compile(attnc.SequenceTarget(lambda X: X, tokens=5, width=1, lipschitz=1.0), eps=1.5)
     given = "under the stated assumption: Lipschitz constant 1.0 as given"
-    assert f"(proof by theorem, {given}; arithmetic: float64). `attnc verify` cannot re-prove it." in model_card(
+    assert f"(stated by a theorem, {given}; arithmetic: float64). `attnc verify` cannot re-prove it." in model_card(
         by_theorem
     )
     for network in (by_leaves, by_heads, by_theorem):

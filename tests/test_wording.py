@@ -31,6 +31,7 @@ CLAIMS = {
     "stated": replace(PROVED, standing=Standing.STATED),
     "re-proved": replace(PROVED, standing=Standing.REPROVED),
     "theorem": replace(PROVED, standing=Standing.STATED, method="theorem", evidence=None),
+    "theorem under an assumption": replace(PROVED, method="theorem under the stated assumption: L", evidence=None),
 }
 SURFACES = {
     "card": lambda claim: f"{wording.bound_sentence(claim)} {wording.observed_sentence(claim)}",
@@ -70,8 +71,12 @@ def test_every_surface_states_the_same_facts(surface: str, name: str) -> None:
         assert "proven" not in words
         assert ("Run `attnc verify` on this folder" in words) == claim.is_reprovable
     else:
-        assert [word for word in wording.SAID.values() if word in words] == [wording.said(claim)]
-    if claim.standing is Standing.STATED and surface in ("terminal", "picture"):
+        known = (*wording.SAID.values(), wording.BY_THEOREM)
+        assert [word for word in known if word in words] == [wording.said(claim)]
+    if claim.is_by_theorem:
+        assert wording.BY_THEOREM in words
+        assert ("`attnc verify` cannot re-prove it" in words) == (surface != "head of a picture")
+    elif claim.standing is Standing.STATED and surface in ("terminal", "picture"):
         assert ("`attnc verify` re-proves it" in words) == claim.is_reprovable
         assert ("`attnc verify` cannot re-prove it" in words) != claim.is_reprovable
     if surface == "card":
@@ -84,7 +89,10 @@ def test_every_surface_states_the_same_facts(surface: str, name: str) -> None:
         ("proved", True, 0.0, "± 0.0124"),
         ("stated", True, 0.0, "± 0.0124 (stated by the certificate; `attnc verify` re-proves it)"),
         ("re-proved", True, 0.0, "± 0.0124 (re-proved here)"),
-        ("theorem", True, 0.0, "± 0.0124 (stated by the certificate; `attnc verify` cannot re-prove it)"),
+        *(
+            (name, True, 0.0, "± 0.0124 (stated by a theorem; `attnc verify` cannot re-prove it)")
+            for name in ("theorem", "theorem under an assumption")
+        ),
         ("proved", False, 0.0, "(no bound)"),
         ("tails", True, 4.0, "± 0.0124"),
         ("tails", True, -1e6, "± 0.136"),

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from attnc.numerics.rounding import UNIT_ROUNDOFF
-from attnc.proofs.certificate import Certificate, Standing
+from attnc.proofs.certificate import THEOREM, Certificate, Standing
 from attnc.proofs.error_tree import ErrorNode, error_tree
 from attnc.wording import (
     bound_sentence,
@@ -102,8 +102,10 @@ def _certified(network: Network, dtype: str) -> dict[str, Any]:
 
 
 def standing(claim: Certificate | None) -> str | None:
-    """Return the standing of a bound for programs: proven, stated or re-proved; None where there is no bound."""
-    return None if claim is None or claim.bound is None else claim.standing.value
+    """Return the standing of a bound for programs: proven, stated, re-proved or theorem; None if there is no bound."""
+    if claim is None or claim.bound is None:
+        return None
+    return THEOREM if claim.is_by_theorem else claim.standing.value
 
 
 def _facts(network: Network) -> list[tuple[str, str]]:

@@ -13,7 +13,7 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from typing import TYPE_CHECKING
 
 from attnc.numerics.rounding import UNIT_ROUNDOFF
-from attnc.proofs.certificate import Standing
+from attnc.proofs.certificate import ASSUMING, Standing
 
 if TYPE_CHECKING:
     from attnc.network import Network
@@ -36,6 +36,8 @@ SAID = {
     Standing.REPROVED: "re-proved here",
 }
 """The word for a bound, by the standing of its certificate."""
+BY_THEOREM = "stated by a theorem"
+"""The word for a bound that was not derived from the weights."""
 Mark = Callable[[str], str]
 """A function that formats a text, for example in bold or escaped."""
 
@@ -55,7 +57,8 @@ def bound_sentence(claim: Certificate, strong: Mark = str, plain: Mark = str) ->
         return f"|f − network| ≤ {largest} {at_points(claim)}, rounding included ({arithmetic}). {again}"
     quantity = "sup |f − network|" if claim.norm == "inf" else f"the {plain(_norm(claim))} of f − network"
     late = "" if claim.complete else f" {OUT_OF_TIME}: a smaller bound may be true."
-    how = f"proof {plain(proved_how(claim))}; {arithmetic}"
+    how = f"{BY_THEOREM}{_given(claim)}" if claim.is_by_theorem else f"proof {proved_how(claim)}"
+    how = f"{plain(how)}; {arithmetic}"
     return f"{quantity} ≤ {largest} over the whole box, {rounding_where(claim)} ({how}).{late} {again}"
 
 
@@ -72,15 +75,16 @@ def observed_sentence(claim: Certificate, strong: Mark = str, plain: Mark = str)
 
 
 def said(claim: Certificate) -> str:
-    """Return the word for the bound of a claim: proven, or stated by the certificate, or re-proved here."""
-    return SAID[claim.standing]
+    """Return the word for the bound of a claim: proven, stated by the certificate or a theorem, or re-proved here."""
+    return BY_THEOREM if claim.is_by_theorem else SAID[claim.standing]
 
 
 def _joined(claim: Certificate, *parts: str) -> str:
     """Return the parts that are not empty, and for a stated bound the remedy after the first, separated by ;."""
     first, *others = parts
     can = "re-proves" if claim.is_reprovable else "cannot re-prove"
-    remedy = f"`attnc verify` {can} it" if claim.standing is Standing.STATED else ""
+    is_open = claim.standing is Standing.STATED or claim.is_by_theorem
+    remedy = f"`attnc verify` {can} it" if is_open else ""
     return "; ".join(filter(None, (first, remedy, *others)))
 
 
@@ -91,7 +95,7 @@ def bound_note(claim: Certificate, eps: float | None = None) -> str:
             return f"none proven {at_points(claim)}, and none between them"
         return f"none: nothing was proved ({one_line(claim.method)})"
     where = "on the whole box" if claim.norm == "inf" else f"of the {_norm(claim)} over the box"
-    how = f"{rounding_where(claim)}, {_way(claim)}"
+    how = f"{rounding_where(claim)}{_way(claim)}"
     if claim.is_of_table:
         where, how = at_points(claim), "rounding included; none between them"
     asked = "" if eps is None else f"eps {eps}"
@@ -115,9 +119,9 @@ def headline(claim: Certificate) -> str:
 def certificate_lines(claim: Certificate, box: Box) -> list[str]:
     """Return both figures, and the place where the bound is largest, as lines above the picture of a certificate."""
     norm = "" if claim.norm == "inf" else f" in the {_norm(claim)}"
-    how = at_points(claim) if claim.is_of_table else _way(claim)
+    how = f" {at_points(claim)}" if claim.is_of_table else _way(claim).lstrip(",")
     largest = f"{ceiling(claim.bound or 0.0)}{norm}{largest_on(claim, box)}"
-    bound = _joined(claim, f"{said(claim)} {how}, in {claim.dtype}: at most {largest}")
+    bound = _joined(claim, f"{said(claim)}{how}, in {claim.dtype}: at most {largest}")
     if claim.observed is None:
         return [bound]
     if claim.is_of_table:
@@ -145,7 +149,8 @@ def value_note(claim: Certificate, *, is_claimed: bool, at: float = 0.0) -> str:
         if claim.beyond is not None:
             beyond = f"numbers may overflow beyond |x| = {_floor(claim.beyond.reach)}"
         words = f"(± {largest} in exact arithmetic, {beyond})"
-    return words if claim.standing is Standing.PROVEN else f"{words} ({_joined(claim, said(claim))})"
+    is_plain = claim.standing is Standing.PROVEN and not claim.is_by_theorem
+    return words if is_plain else f"{words} ({_joined(claim, said(claim))})"
 
 
 def elsewhere(network: Network) -> list[tuple[str, str]]:
@@ -159,7 +164,7 @@ def rounded_note(claim: Certificate | None) -> str:
         return NOT_CERTIFIED
     beyond = "" if claim.core is None else f", {rounding_where(claim)}"
     seen = "" if claim.observed is None else f"; observed {claim.observed:.3g} at samples"
-    return f"≤ {ceiling(claim.bound)}, weights rounded to it, {said(claim)} {_way(claim)}{beyond}{seen}"
+    return f"≤ {ceiling(claim.bound)}, weights rounded to it, {said(claim)}{_way(claim).lstrip(',')}{beyond}{seen}"
 
 
 def _norm(claim: Certificate) -> str:
@@ -179,13 +184,14 @@ def at_points(claim: Certificate) -> str:
 
 def _way(claim: Certificate) -> str:
     """Return the method, as it goes on after the word for the bound."""
-    return f"with a proof {proved_how(claim)}" if claim.standing is Standing.STATED else proved_how(claim)
+    if claim.is_by_theorem:
+        return _given(claim)
+    return f", with a proof {proved_how(claim)}" if claim.standing is Standing.STATED else f", {proved_how(claim)}"
 
 
 def proved_how(claim: Certificate) -> str:
     """Return how the bound was proved, in words: by leaves that cover the box, head by head, or by a theorem."""
-    method, _, given = one_line(claim.method).partition(" under the stated assumption: ")
-    given = f", under the stated assumption: {given}" if given else ""
+    method, given = one_line(claim.method).partition(ASSUMING)[0], _given(claim)
     if method == "proof":
         tails = 0 if claim.by_leaves is None else len(claim.by_leaves.tails)
         cells = plural(claim.num_leaves - tails, "cell") + (f" and {plural(tails, 'tail')}" if tails else "")
@@ -194,6 +200,12 @@ def proved_how(claim: Certificate) -> str:
     if method == "staged proof":
         return f"head by head, {plural(claim.num_heads, 'head')}{given}"
     return f"by {method}{given}"
+
+
+def _given(claim: Certificate) -> str:
+    """Return the assumption under which the bound holds, to go on after a comma; empty if there is none."""
+    _, assuming, given = one_line(claim.method).partition(ASSUMING)
+    return f",{assuming}{given}" if given else ""
 
 
 def rounding_where(claim: Certificate) -> str:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from flint import arb, ctx
 
-from attnc_checker.claims import AtPoints, ByLeaves, Claim, read_claim
+from attnc_checker.claims import LARGEST_ERROR, AtPoints, ByLeaves, Claim, read_claim
 from attnc_checker.deep.chains import Chain, Links
 from attnc_checker.deep.claims import Stages
 from attnc_checker.deep.composition import staged
@@ -41,6 +41,7 @@ from attnc_checker.limits import ALLOW_MORE, ROUNDS, Limit, end_with
 from attnc_checker.network import Reduction
 from attnc_checker.norms import by_leaves
 from attnc_checker.overflow import require_finite
+from attnc_checker.partitions import Keys, Partition
 from attnc_checker.program import FLOATS, Program
 from attnc_checker.proving import AT_ONCE, Job, Proof
 from attnc_checker.rounding import Arithmetic
@@ -177,6 +178,11 @@ def proof_of(claim: Claim, structure: object, tensors: dict[str, Tensor]) -> Pro
     if isinstance(evidence, Stages):
         reduction = Reduction(program, reach, is_deep=True)
         proof = staged(claim, evidence, reduction, arithmetic)
+    elif isinstance(evidence, ByLeaves) and evidence.encloses and program.is_one_attention:
+        require(claim.norm == LARGEST_ERROR, "a partition is proved for the largest error, not for a norm")
+        reduction = keys = Keys(program, reach)
+        partition = Partition.over(keys, function, arithmetic, claim, evidence.gap)
+        proof = replace(by_leaves(claim, evidence, partition), at_once=1)
     elif isinstance(evidence, ByLeaves) and evidence.encloses:
         reduction = links = Links(program, reach)
         proof = by_leaves(claim, evidence, Chain.through(links, function, arithmetic, claim, evidence))
@@ -220,7 +226,8 @@ def _results(proof: Proof, jobs: list[Job], stored: Stored, processes: int, limi
         _own[:] = [proof]  # forked processes inherit it
         try:
             with _pool(processes, stored) as pool:
-                turns = [pool.submit(_work, jobs[i : i + AT_ONCE]) for i in range(0, len(jobs), AT_ONCE)]
+                count = min(AT_ONCE, proof.at_once)
+                turns = [pool.submit(_work, jobs[i : i + count]) for i in range(0, len(jobs), count)]
                 for turn in turns:
                     yield from turn.result(limit.left())
         finally:

@@ -7,6 +7,9 @@ import math
 import os
 import stat
 import struct
+import sys
+from array import array
+from collections.abc import Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Any, NamedTuple, TypeGuard, get_args
@@ -20,7 +23,7 @@ Each takes up to 110 bytes in memory."""
 MAX_DIGITS = 20
 """Largest number of digits of an integer. int64 has 19."""
 LETTERS = {"F64": "d", "F32": "f", "I32": "i", "I64": "q"}
-"""The dtypes that are read, and their letters in `struct`."""
+"""The dtypes that are read, and their letters in `struct` and in `array`."""
 
 
 Object = dict[str, object]
@@ -57,7 +60,7 @@ class Tensor(NamedTuple):
 
     dtype: str
     shape: tuple[int, ...]
-    values: tuple[Any, ...]
+    values: Sequence[Any]
 
     def rounded_to(self, dtype: str) -> Tensor:
         """Return the tensor with floats rounded to nearest, ties to even. Integers do not change."""
@@ -65,7 +68,8 @@ class Tensor(NamedTuple):
             return self
         letter = f"<{len(self.values)}{LETTERS[dtype]}"
         try:
-            return Tensor(dtype, self.shape, struct.unpack(letter, struct.pack(letter, *self.values)))
+            rounded = struct.unpack(letter, struct.pack(letter, *self.values))
+            return Tensor(dtype, self.shape, array(LETTERS[dtype], rounded))
         except OverflowError:
             raise Refused(f"a weight is too large for {dtype}") from None
 
@@ -143,9 +147,12 @@ def parse_safetensors(raw: bytes) -> dict[str, Tensor]:
         count = math.prod(shape)
         if begin != end or after > len(body) or after - begin != count * struct.calcsize("<" + LETTERS[dtype]):
             raise BadFile(f"model.safetensors has {name!r} at bytes {begin} to {after}, which is cut or does not fit")
-        values = struct.unpack(f"<{count}{LETTERS[dtype]}", body[begin:after])
+        values = array(LETTERS[dtype])
+        values.frombytes(body[begin:after])
+        if sys.byteorder == "big":
+            values.byteswap()
         tensors[name], end = Tensor(dtype, shape, values), after
-        if not all(map(math.isfinite, tensors[name].values)):
+        if not all(map(math.isfinite, values)):
             raise BadFile(f"model.safetensors has a value in {name!r} that is not finite")
     if end != len(body):
         raise BadFile(f"model.safetensors has {len(body):,} bytes of tensors, of which {end:,} are described")

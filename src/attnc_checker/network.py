@@ -59,8 +59,11 @@ class Reduction:
 
     def stage(self) -> Stage:
         """Return the whole program as a stage, or for a deep program the part after its last proved stage."""
+        return self.stage_of(self.outputs())
+
+    def outputs(self) -> list[Form]:
         last, width = len(self.main.layers), self.main.shapes[-1][1]
-        return self.stage_of([self._entry(self.main, last, *divmod(o, width)) for o in range(self.program.num_outputs)])
+        return [self._entry(self.main, last, *divmod(o, width)) for o in range(self.program.num_outputs)]
 
     @property
     def inputs(self) -> list[Key]:
@@ -90,7 +93,7 @@ class Reduction:
         if isinstance(layer, AffineLayer):
             row = layer.rows.get((token, feature), [])
             parts = [(constant(weight), self._entry(stream, i - 1, *place)) for place, weight in row]
-            return self._sum([*parts, (unit(ONE), constant(layer.constant.get((token, feature), fmpq(0))))])
+            return self._sum([*parts, (unit(ONE), constant(layer.constant.at(token, feature)))])
         require(stream is self.main, f"not a one-stage program: an output depends on {layer.where!r}")
         if isinstance(layer, SoftmaxLayer):  # a head whose keys are the features of the token
             return unit((i, token, 0, feature))

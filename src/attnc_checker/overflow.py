@@ -29,12 +29,11 @@ def _through(program: Program, stream: Stream, reach: Terms, memory: list[arb]) 
     _require(program, [arb(0), *sizes])  # points are float64 numbers, which are cast to the dtype
     for (_, width), layer in zip(stream.shapes[1:], stream.layers, strict=True):
         if isinstance(layer, AffineLayer):
-            made = {place: abs(arb(x)) for place, x in layer.constant.items()}
-            for place, row in layer.rows.items():
-                made[place] = made.get(place, arb(0)) + total(abs(arb(x)) * sizes[f] for (_, f), x in row)
-            sizes = [arb(0)] * width
-            for (_, f), x in made.items():
-                sizes[f] = sizes[f].max(x)
+            made = [*map(arb, layer.constant.largest())]
+            for (token, f), row in layer.rows.items():
+                size = total(abs(arb(x)) * sizes[read] for (_, read), x in row)
+                made[f] = made[f].max(abs(arb(layer.constant.at(token, f))) + size)
+            sizes = made
         elif isinstance(layer, SoftmaxLayer):
             sizes = [arb(1)] * width
         else:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import operator
+from array import array
+from bisect import bisect_left
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -32,17 +37,47 @@ def exact(x: float) -> fmpq:
     return fmpq(*x.as_integer_ratio())
 
 
+class Constants(NamedTuple):
+    """The constants of an affine layer. Millions of them fit into memory."""
+
+    tokens: int
+    width: int  # the number of channels
+    places: array[int]  # channel·tokens + token, ascending
+    values: Sequence[float]
+
+    def at(self, token: int, channel: int) -> fmpq:
+        place = channel * self.tokens + token
+        n = bisect_left(self.places, place)
+        is_there = n < len(self.places) and self.places[n] == place
+        return exact(self.values[n]) if is_there else fmpq(0)
+
+    def column(self, channel: int) -> array[float]:
+        """Return the constants of all tokens in one channel."""
+        found, first = array("d", bytes(8 * self.tokens)), channel * self.tokens
+        for n in self._range(channel):
+            found[self.places[n] - first] = self.values[n]
+        return found
+
+    def largest(self) -> list[float]:
+        """Return the largest absolute value in each channel."""
+        return [max((abs(self.values[n]) for n in self._range(c)), default=0.0) for c in range(self.width)]
+
+    def _range(self, channel: int) -> range:
+        first, last = (bisect_left(self.places, c * self.tokens) for c in (channel, channel + 1))
+        return range(first, last)
+
+
 class AffineLayer(NamedTuple):
     where: str
     rows: dict[Entry, list[tuple[Entry, fmpq]]]
-    constant: dict[Entry, fmpq]
+    constant: Constants
 
 
 class Mask(NamedTuple):
     """A query sees the keys of its own segment and those of SEEN_BY_ALL."""
 
-    queries: tuple[int, ...]
-    keys: tuple[int, ...]
+    queries: Sequence[int]
+    keys: Sequence[int]
 
     def seen_by(self, query: int) -> list[int]:
         """Return the tokens whose keys the query sees."""
@@ -112,6 +147,12 @@ class Program:
         _need(are_sizes(shape) and math.prod(shape) == self.num_outputs > 0, "the output's shape")
         _need(not self.unread, f"the tensors {sorted(self.unread)[:3]} belong to no layer")
 
+    @property
+    def is_one_attention(self) -> bool:
+        """Whether all layers are affine maps, except one layer of attention."""
+        others = [layer for layer in (*self.memory.layers, *self.main.layers) if not isinstance(layer, AffineLayer)]
+        return len(others) == 1 and isinstance(others[0], AttentionLayer)
+
     def _add_layer(self, stream: Stream, prefix: str, layer: Any) -> None:
         kind, where, width = layer["kind"], f"{prefix}.{layer['name']}", len(layer["channels"])
         tokens, width_in = stream.shapes[-1]
@@ -120,14 +161,16 @@ class Program:
         _need(are_texts and len(set(layer["channels"])) == width, f"the names in {prefix}")
         made: Layer
         if kind == "affine":
-            weight, shape = self._sparse(layer["weight"], f"{where}.weight")
-            constant, constant_shape = self._sparse(layer["constant"], f"{where}.constant")
+            shape, places, values = self._sparse(layer["weight"], f"{where}.weight")
+            constant_shape, constant_places, constants = self._sparse(layer["constant"], f"{where}.constant")
             _need(shape[1:] == [width, tokens, width_in] and constant_shape == shape[:2], f"the shapes of {where}")
             rows: dict[Entry, list[tuple[Entry, fmpq]]] = {}
-            for (token, channel, *read), value in weight.items():
-                rows.setdefault((token, channel), []).append(((read[0], read[1]), value))
+            for place, value in zip(places, values, strict=True):
+                place, token = divmod(place, shape[0])
+                place, channel = divmod(place, width)
+                rows.setdefault((token, channel), []).append((divmod(place, tokens)[::-1], exact(value)))
             tokens = shape[0]
-            made = AffineLayer(where, rows, {(place[0], place[1]): value for place, value in constant.items()})
+            made = AffineLayer(where, rows, Constants(tokens, width, constant_places, constants))
         elif kind == "attention":
             residual, cross = layer["residual"], layer["cross"]
             _need(residual is False or (residual is True and width == width_in), f"the residual of {where}")
@@ -146,7 +189,7 @@ class Program:
         stream.layers.append(made)
         stream.shapes.append((tokens, width))
 
-    def _tensor(self, name: str, shape: list[int], dtype: str) -> tuple[Any, ...]:
+    def _tensor(self, name: str, shape: list[int], dtype: str) -> Sequence[Any]:
         """Return the numbers of a tensor, floats or integers by its dtype."""
         _need(name in self.unread, f"the tensor {name!r} is missing")
         self.unread.discard(name)
@@ -155,15 +198,26 @@ class Program:
         _need(fits, f"the tensor {name!r} is {found.dtype} of shape {found.shape}, not {dtype} of {shape}")
         return found.values
 
-    def _sparse(self, entry: Any, where: str) -> tuple[dict[tuple[int, ...], fmpq], list[int]]:
+    def _sparse(self, entry: Any, where: str) -> tuple[list[int], array[int], Sequence[float]]:
+        """Return the shape, the places of the entries in a dense array of that shape, ascending, and their values.
+
+        The first index changes fastest, as in the constants of partitions, which need not be sorted then.
+        """
         _need(set(entry) == {"shape", "num_entries", "index_dtype"} and are_sizes(entry["shape"]), where)
         shape, count = entry["shape"], entry["num_entries"]
         index = self._tensor(f"{where}.index", [count, len(shape)], INTEGERS[entry["index_dtype"]])
         values = self._tensor(f"{where}.values", [count], FLOATS[self.dtype])
-        places = list(zip(*(index[i :: len(shape)] for i in range(len(shape))), strict=True))
-        in_range = all(0 <= i < size for place in places for i, size in zip(place, shape, strict=True))
-        _need(in_range and len(set(places)) == count, f"{where} has an index out of range, or twice")
-        return {place: exact(value) for place, value in zip(places, values, strict=True)}, shape
+        _need(math.prod(shape) < 2**63, f"the shape of {where}")
+        places = array("q", bytes(8 * count))
+        for i, size in reversed([*enumerate(shape)]):
+            column = index[i :: len(shape)]
+            _need(not count or (min(column) >= 0 and max(column) < size), f"{where} has an index out of range")
+            places = array("q", (place * size + n for place, n in zip(places, column, strict=True)))
+        if any(map(operator.ge, places, itertools.islice(places, 1, None))):
+            order = sorted(range(count), key=places.__getitem__)
+            places, values = array("q", (places[n] for n in order)), [values[n] for n in order]
+            _need(all(map(operator.lt, places, places[1:])), f"{where} has an index twice")
+        return shape, places, values
 
     def _head(self, where: str, head: Any, asks: tuple[int, int], keyed: tuple[int, int], width: int) -> HeadWeights:
         """`asks` and `keyed` are (tokens, channels) of the queries and of the keys."""
@@ -182,7 +236,7 @@ class Program:
                 raise Refused(f"a query of {where!r} sees no key")
         return HeadWeights(W_Q, W_K, W_V, W_O, mask)
 
-    def _segments(self, entry: Any, where: str, size: int) -> tuple[int, ...]:
+    def _segments(self, entry: Any, where: str, size: int) -> Sequence[int]:
         _need(set(entry) == {"dtype", "shape"} and entry["shape"] == [size], where)
         return self._tensor(where, entry["shape"], INTEGERS[entry["dtype"]])
 

@@ -121,7 +121,7 @@ class Ranges(Rules[Range]):
     """Rules for the ranges on a box with these ends."""
 
     def __init__(self, ends: Sequence[Range]) -> None:
-        self.ends = ends
+        self.ends = list(ends)
 
     def constant(self, x: fmpq | arb) -> Range:
         return outward([arb(x)])

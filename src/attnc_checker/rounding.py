@@ -21,9 +21,10 @@ class Arithmetic:
     """float64, float32, or `real`: without rounding, u = 0."""
 
     def __init__(self, name: str) -> None:
-        self.name, self.u, self.lost = name, arb(0), arb(0)
+        self.name, self.u, self.lost, self.kept = name, arb(0), arb(0), arb(0)
         if name in FORMATS:
             bits, negligible = FORMATS[name]
+            self.kept = arb(negligible)
             self.u, self.lost = arb(2) ** -bits, arb(-negligible).exp() + SMALLEST[name]
 
     def cast_error(self, size: arb) -> arb:
@@ -74,13 +75,16 @@ class Arithmetic:
         mass, far = total(w for w, _, is_far in pairs if is_far), total(x for _, x, is_far in pairs if is_far)
         all_ = total(x for _, x, is_far in pairs if not is_far).min(largest) + far  # computed weights add up to one
         size = all_.min(sized)
-
-        def error(near: int, mass: arb, far: arb) -> arb:
-            factor = self.gamma(near) + 2 * mass
-            off = self.gamma(near + 3 + n) * size + (2 * far + factor * average.min(size)) * (1 + self.gamma(n))
-            return off / (1 - factor)
-
-        found = error(near, mass, far)
+        found = self.sums(near, n, mass, far, size, average.min(size))
         if depth < keys:
-            found = found.min(error(depth + 1, arb(0), arb(0)))
+            found = found.min(self.sums(depth + 1, n, arb(0), arb(0), size, average.min(size)))
         return found + 4 * keys * self.lost * largest
+
+    def sums(self, near: int, n: int, mass: arb, far: arb, size: arb, average: arb) -> arb:
+        """Bound the same error for weights that are not lost, with any choice of the near keys.
+
+        The far keys have together a weight of at most `mass` < 1/4, and Σ_far p̂_k |v_k| ≤ far.
+        """
+        factor = self.gamma(near) + 2 * mass
+        error = self.gamma(near + 3 + n) * size + (2 * far + factor * average) * (1 + self.gamma(n))
+        return error / (1 - factor)

@@ -24,8 +24,9 @@ from attnc.numerics.limits import time_limit
 from attnc.proofs.enclosure_prover import EnclosureProver
 from attnc.proofs.kinds.axis_keys import AxisKeys, axis_keys
 from attnc.proofs.kinds.enclosure import StageEnclosure, axis_breaks, cut_at
+from attnc.proofs.partition_prover import PartitionProver
 from attnc.proofs.proof import Proof
-from attnc.proofs.prover import ProofRequest
+from attnc.proofs.prover import ProofRequest, num_softmaxes
 from attnc.proofs.stages.extraction import ProgramStage, stage_chain, stages, stages_and_read_out
 from attnc.targets.expression_target import ExpressionTarget
 from proofs.comparisons import Comparisons, adversarial_points, errors_at, worst_error
@@ -36,7 +37,8 @@ from proofs.small_stages import stage_values
 
 def prove_deep(program: Program, target: ExpressionTarget, *, seconds: float = 60.0, **request: float) -> Proof:
     with time_limit(counted=seconds):
-        return EnclosureProver().prove(program, target, ProofRequest(**request))
+        prover = PartitionProver() if num_softmaxes(program) == 1 else EnclosureProver()
+        return prover.prove(program, target, ProofRequest(**request))
 
 
 DTYPES = ("float64", "float32")
@@ -235,15 +237,29 @@ def test_cells_are_cut_into_pieces_that_cover_them():
 
 def test_what_cannot_be_proved_in_stages_is_refused():
     target, built, _, _ = selecting("two_layer", 2, "float64")
-    four, _, _, seen = selecting("max_affine", 3, "float32")
-    soft = [constructions.max_affine(four, points_per_axis=4, beta=1.0, dtype=dtype) for dtype in DTYPES]
+    grid, made, _, seen = selecting("max_affine", 3, "float32")
+    embed, *others = made.program.layers
+    moved = embed.constant.values.copy()
+    moved[np.flatnonzero(embed.constant.index[:, 1] == embed.channels.index("anchor.x"))[0]] += 0.5
+    constant = dataclasses.replace(embed.constant, values=moved)
+    scattered = dataclasses.replace(made.program, layers=(dataclasses.replace(embed, constant=constant), *others))
     for program, given, match in (
         (dataclasses.replace(built.program, layers=built.program.layers[:-1]), target, "alternate"),
         (built.program, attnc.as_target("x*y", {"x": (0, 1), "y": (0, 1)}), "the target"),
-        *((other.program, four, "selects") for other in soft),
+        (scattered, grid, "combinations of rows"),
     ):
         with pytest.raises(ProgramError, match=match):
             prove_deep(program, given, observed=seen, eps=0.8)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_soft_partitions_have_bounds_that_hold(dtype):
+    """Most points share several rows, and the values of all of them count."""
+    target, _, points, seen = selecting("max_affine", 2, dtype)
+    built = constructions.max_affine(target, points_per_axis=4, beta=1.0, dtype=dtype)
+    found = prove_deep(built.program, target, observed=seen, eps=0.8)
+    worst = Comparisons().check(built.program, target, found.bound, points)
+    assert found.bound <= 3 * worst
 
 
 def test_a_part_of_the_box_has_a_bound_of_its_own():

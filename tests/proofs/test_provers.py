@@ -19,7 +19,7 @@ from attnc.proofs.kinds.taylor import TaylorKind
 from attnc.proofs.leaves_prover import LeavesProver
 from attnc.proofs.proof import Leaves, Points, Stages
 from attnc.proofs.prover import ProofRequest
-from attnc.proofs.provers import AT_POINTS, BY_LEAVES, HEAD_BY_HEAD, best_proof
+from attnc.proofs.provers import AT_POINTS, BY_LEAVES, HEAD_BY_HEAD, PARTITION, best_proof
 from proofs.comparisons import Comparisons, adversarial_points, errors_at
 from proofs.proving import constructed
 
@@ -80,7 +80,7 @@ HALF = {"eps": 0.5}
         ("x + 1", {"x": (-1, 1)}, "compose", {"eps": 1e-3}, {}, ["head by head", "affine", "enclosure"], Leaves),
         ("sin(x*y)", SQUARE, "compose", {"eps": 1e-2}, {}, ["head by head", "enclosure"], Stages),
         ("x*y", SQUARE, "two_layer", HALF, HALF, ["enclosure"], Leaves),
-        ("x*y", SQUARE, "max_affine", HALF, {**HALF, "has_theorem": True}, ["enclosure", "leaves"], Leaves),
+        ("x*y", SQUARE, "max_affine", HALF, {**HALF, "has_theorem": True}, ["partition", "leaves"], Leaves),
     ],
 )
 def test_provers_accept_what_they_can_prove(text, box, construction, options, request_, names, evidence):
@@ -88,7 +88,8 @@ def test_provers_accept_what_they_can_prove(text, box, construction, options, re
     built = getattr(constructions, construction)(target, **options)
     (seen,) = errors_at(built.program, target, target.box.lo[None])
     asked = ProofRequest(derivation=built.derivation, observed=float(seen), **request_)
-    accepting = [p.name for p in (AT_POINTS, HEAD_BY_HEAD, *BY_LEAVES) if p.accepts(built.program, target, asked)]
+    known = (AT_POINTS, HEAD_BY_HEAD, PARTITION, *BY_LEAVES)
+    accepting = [p.name for p in known if p.accepts(built.program, target, asked)]
     assert accepting == names
     with time_limit(counted=5.0):
         assert isinstance(best_proof(built.program, target, asked).evidence, evidence)

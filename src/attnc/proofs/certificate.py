@@ -25,6 +25,10 @@ from attnc.targets.box import Box, show_intervals
 
 FORMAT = "attnc.certificate/1"
 TAIL_LEAF = "tail"  # the first entry of a leaf that is a half-line; the second one is its side
+THEOREM, ASSUMING = "theorem", " under the stated assumption: "
+"""The method of a bound that the theorem of a construction states, and the words before a given constant."""
+TRUSTED = "the theorem of the construction holds for these weights: `attnc verify` cannot re-prove the bound"
+"""The assumption of a bound by a theorem."""
 TAILS = "beyond the core of the box the bound is for exact arithmetic: rounding grows with |x| there"
 E = TypeVar("E", Leaves, Stages, Points)
 CLAIM_FIELDS = ("dtype", "norm", "bound", "observed", "terms", "assumptions", "method", "complete")
@@ -175,6 +179,11 @@ class Certificate:
         return self.bound if self.norm == "inf" and not self.is_of_table else None
 
     @property
+    def is_by_theorem(self) -> bool:
+        """Whether the bound is the construction's own, and was not derived from the weights."""
+        return self.bound is not None and self.method.partition(ASSUMING)[0] == THEOREM
+
+    @property
     def is_reprovable(self) -> bool:
         """Whether the checker re-proves claims of this kind: not those of theorems, nor those under an assumption."""
         return self.bound is not None and (
@@ -210,7 +219,10 @@ class Certificate:
             complete=proof.complete,
             evidence=proof.evidence,
             standing=Standing.PROVEN,
-            assumptions=(*self.assumptions, *([TAILS] if is_exact_beyond else [])),
+            assumptions=(
+                *(each for each in self.assumptions if each != TRUSTED),
+                *([TAILS] if is_exact_beyond else []),
+            ),
         )
 
     def cells(self, box: Box) -> tuple[Float[np.ndarray, "leaves d"], Float[np.ndarray, "leaves d"]]:

@@ -11,19 +11,20 @@ from __future__ import annotations
 import dataclasses
 import math
 
+from attnc.errors import ProgramError
 from attnc.ir.program import Program
 from attnc.numerics.intervals import Interval
 from attnc.proofs.cells.branching import branch_and_bound
 from attnc.proofs.cells.integral import bound_integral
 from attnc.proofs.cells.kind import Kind
-from attnc.proofs.kinds.axis_keys import AxisKind, axis_keys, row_breaks
+from attnc.proofs.kinds.axis_keys import AxisKind, axis_keys
 from attnc.proofs.kinds.enclosure import LEAK, EnclosureKind, StageEnclosure, axis_breaks
 from attnc.proofs.proof import Proof, proof_by_leaves
 from attnc.proofs.prover import ProofRequest, Prover, num_softmaxes, require_same_shapes
 from attnc.proofs.stages.extraction import stage_chain
 from attnc.targets.target import Target
 
-MAX_DEEP_VARIABLES = 4  # cells of more variables are too many
+MAX_DEEP_VARIABLES = 4  # cells of more variables are too many, unless the whole box is one
 LOOSE_ENCLOSURE = 1.5  # no bound that is closer than this multiple is sought, even for eps
 CLOSE_NORM = 1.2  # the multiple of an L_p norm that was seen that is sought
 LEAK_SHARE = 5e-4
@@ -33,18 +34,13 @@ MOST_ENCLOSED_CELLS = 50_000  # the most cells for an L_p norm, all of which bec
 
 
 class EnclosureProver(Prover):
-    """Proves chains of stages of up to four variables."""
+    """Proves chains of several stages."""
 
     name = "enclosure"
 
     def accepts(self, program: Program, target: Target, request: ProofRequest) -> bool:
-        if target.box.d > MAX_DEEP_VARIABLES:
-            return False
-        if num_softmaxes(program) != 1:
-            return True
-        # A grid takes far fewer leaves axis by axis, and the check is faster.
         selects = request.has_theorem and request.p == math.inf
-        return selects and target.expression is not None and target.box.d > 1
+        return num_softmaxes(program) != 1 and (target.box.d <= MAX_DEEP_VARIABLES or selects)
 
     def prove(self, program: Program, target: Target, request: ProofRequest) -> Proof:
         """Prove a bound. Raise ProgramError if stages cannot be enclosed.
@@ -52,23 +48,30 @@ class EnclosureProver(Prover):
         Cells are halved until the bound is at most eps, and at most LOOSE_ENCLOSURE times the error that was seen.
         """
         require_same_shapes(program, target)
-        p, eps, observed, box = request.p, request.eps, request.observed, target.box
+        p, observed, box, goal = request.p, request.observed, target.box, goal_of(request)
         stages = tuple(StageEnclosure.of(stage, is_first=i == 0) for i, stage in enumerate(stage_chain(program)))
-        *before, last = stages
-        goal = (1 + request.tolerance) * observed if eps <= observed else min(LOOSE_ENCLOSURE * observed, eps)
         spare = min(LEAK_SHARE * goal, 0.1 * (goal - observed)) / float(box.widths.prod()) ** (1 / p)
-        leak = min(0.01, max(LEAK, spare / max(last.span, goal))) if goal > 0 else LEAK
-        cuts = [axis_breaks(stages[0], box, axis) for axis in range(box.d)] if before else row_breaks(last, box.d, leak)
+        leak = min(0.01, max(LEAK, spare / max(stages[-1].span, goal))) if goal > 0 else LEAK
+        cuts = [axis_breaks(stages[0], box, axis) for axis in range(box.d)]
         heads = axis_keys(stages, Interval(box.lo[None], box.hi[None]), cuts, leak)
         kind: Kind = EnclosureKind(stages, target, tuple(cuts), leak, request.truncation)
         gap = None
         if heads is not None:
-            kind = AxisKind(heads, target, request.truncation, is_single=not before)
+            kind = AxisKind(heads, target, request.truncation)
             gap = kind.gap
+        elif box.d > MAX_DEEP_VARIABLES:
+            raise ProgramError(f"cells of {box.d} variables are too many for a chain that selects no cell of a grid")
         if p < math.inf:
             budget = dataclasses.replace(request, cells=min(request.cells, MOST_ENCLOSED_CELLS))
             proof = bound_integral([kind], box, p, goal=CLOSE_NORM * observed, budget=budget)
         else:
-            level = max(1, round(math.log2(2 + min(map(len, cuts))) - 2))
+            level = max(1, round(math.log2(2 + min(map(len, cuts))) - 2)) if box.d <= MAX_DEEP_VARIABLES else 0
             proof = branch_and_bound([kind], box, goal=goal, start_level=level, budget=request)
         return proof_by_leaves(proof, cuts=cuts, gap=gap)
+
+
+def goal_of(request: ProofRequest) -> float:
+    """The bound that is sought: eps, and at most LOOSE_ENCLOSURE times the error that was seen."""
+    if request.eps <= request.observed:
+        return (1 + request.tolerance) * request.observed
+    return min(LOOSE_ENCLOSURE * request.observed, request.eps)

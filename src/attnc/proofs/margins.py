@@ -66,6 +66,15 @@ as wide as the distance; so the factor covers a checker whose range is twice as 
 the checker's distance is up to 1.02 times the prover's.
 """
 
+PARTITION_SCORES = {"float64": 1.25, "float32": 1.01}
+"""Factor on the errors of scores of a partition, which make the weight of rows that are left out larger.
+
+In float32 both sides count the roundings of queries, products and sums apart, and alike; they differ by terms of second
+order. In float64 the checker counts all roundings of a score for each of its terms, folded maps included. Measured over
+43 partitions of one to six variables: the checker's errors are at most 1.18 times the prover's in float64, where they
+are below 10^−5 in scores, and 1.0000 times in float32.
+"""
+
 AXIS_DISTANCE = 1 + 2.0**-12
 """Factor on the distance of f from the values that can be selected.
 

@@ -14,12 +14,13 @@ from attnc.proofs.enclosure_prover import EnclosureProver
 from attnc.proofs.kinds.affine import AffineProver
 from attnc.proofs.kinds.point import PointProver
 from attnc.proofs.leaves_prover import LeavesProver
+from attnc.proofs.partition_prover import MAX_PROVED_ANCHORS, PartitionProver
 from attnc.proofs.proof import Proof, Stages
 from attnc.proofs.prover import ProofRequest, Prover, num_softmaxes
 from attnc.proofs.staged.prover import StagedProver
 from attnc.targets.target import Target
 
-HEAD_BY_HEAD, AT_POINTS = StagedProver(), PointProver()
+HEAD_BY_HEAD, AT_POINTS, PARTITION = StagedProver(), PointProver(), PartitionProver()
 BY_LEAVES: tuple[Prover, ...] = (AffineProver(), EnclosureProver(), LeavesProver())
 """A program is proved by the first of these that accepts it and finds that its weights have the right form."""
 
@@ -31,7 +32,6 @@ TIGHT = 2.0
 """Heads are tried as well if the bound by leaves is above this multiple of the error that was seen. In several
 variables leaves stop far above an error that is nearly 0, such as that of gates."""
 SECONDS_FOR_NORMS = 10.0  # counted, for an L_p norm that a theorem bounds already: leaves lower it ever more slowly
-MAX_PROVED_ANCHORS = 20_000  # a larger network whose theorem brings a bound keeps it: leaves would take minutes
 
 
 def best_proof(program: Program, target: Target, request: ProofRequest) -> Proof | None:
@@ -48,11 +48,14 @@ def best_proof(program: Program, target: Target, request: ProofRequest) -> Proof
         return _first((HEAD_BY_HEAD,), program, target, request)
     if not has_heads:
         if request.has_theorem and program.num_anchors > MAX_PROVED_ANCHORS:
-            return None
+            return _first((PARTITION,), program, target, request)
         if request.has_theorem and request.p < math.inf:
             with time_limit(counted=SECONDS_FOR_NORMS):
                 return _first(BY_LEAVES, program, target, request)
-        return _first(BY_LEAVES, program, target, request)
+        partition = _first((PARTITION,), program, target, request)
+        if partition is not None and partition.bound <= request.eps:
+            return partition
+        return _best(partition, _first(BY_LEAVES, program, target, request))
     brief = dataclasses.replace(request, cells=min(request.cells, CELLS_BEFORE_STAGES))
     ways: list[tuple[tuple[Prover, ...], ProofRequest, float]] = [((HEAD_BY_HEAD,), request, math.inf)]
     if softmaxes <= 1:
@@ -72,7 +75,11 @@ def best_proof(program: Program, target: Target, request: ProofRequest) -> Proof
         if proof.complete and proof.bound <= request.eps and (isinstance(proof.evidence, Stages) or is_tight):
             return proof
         found.append(proof)
-    return min(found, key=lambda proof: proof.bound, default=None)
+    return _best(*found)
+
+
+def _best(*proofs: Proof | None) -> Proof | None:
+    return min((proof for proof in proofs if proof is not None), key=lambda proof: proof.bound, default=None)
 
 
 def _first(provers: Iterable[Prover], program: Program, target: Target, request: ProofRequest) -> Proof | None:

@@ -31,7 +31,9 @@ from attnc.errors import ProgramError
 from attnc.ir.soft_head import Enclosed, SoftHead
 from attnc.numerics.arrays import Bool, Float, Int
 from attnc.numerics.intervals import Interval
+from attnc.numerics.limits import check_time
 from attnc.numerics.rounding import LIBM_ULPS, up
+from attnc.proofs.cells.branching import PROVING
 from attnc.proofs.cells.intervals import cells_within, centred, distance, hull, interval
 from attnc.proofs.cells.kind import Bounds, Goal, Kind
 from attnc.proofs.cells.near_keys import PAIRS_PER_BATCH, Scores
@@ -147,11 +149,58 @@ def cut_where_rows_meet(boxes: Interval, rows: SoftHead[Enclosed]) -> tuple[Inte
 
 
 @dataclass(frozen=True, eq=False)
+class StripRows:
+    """One variable of a single stage, whose rows have scores a_m x + c_m with ascending a_m.
+
+    X_m = [lo_m, hi_m] holds the points at which row m is at most g behind the rows before and after it. A row beyond
+    has at most e^{−g} times the weight of a neighbour, and the weights of all neighbours add up to 1 at most: all rows
+    with x ∉ X_m have together a weight of at most 2e^{−g}.
+    """
+
+    lo: Float[np.ndarray, " rows"]
+    hi: Float[np.ndarray, " rows"]
+    gap: float
+    leak: float  # 2e^{−g}, with the errors of computed scores
+
+    @classmethod
+    def of(
+        cls,
+        slopes: Float[np.ndarray, " rows"],
+        offsets: Float[np.ndarray, " rows"],
+        gap: float,
+        moved: Float[np.ndarray, " rows_but_one"],
+        leak: float,
+    ) -> StripRows:
+        """Make rows whose differences from the next row are off by `moved` besides."""
+        steep, apart = (Interval.point(of[1:]) - Interval.point(of[:-1]) for of in (slopes, -offsets))
+        if not (steep.lo > 0).all():
+            raise ProgramError("two rows of an axis have nearly the same slope")
+        inf, behind = np.array([np.inf]), Interval.point(up(gap + moved))
+        lo, hi = ((apart - behind) / steep).lo, ((apart + behind) / steep).hi
+        return cls(np.concatenate([-inf, lo]), np.concatenate([hi, inf]), gap, leak)
+
+    @property
+    def most_at_once(self) -> int:
+        """The largest number of rows that are needed at one point."""
+        ends = np.concatenate([self.lo, np.nextafter(self.hi, np.inf)])
+        steps = np.repeat([1, -1], len(self.lo))[np.argsort(ends, kind="stable")]
+        return int(np.cumsum(steps).max())
+
+    def winners(self, lo: Float[np.ndarray, " cells"], hi: Float[np.ndarray, " cells"]) -> list[RowWinners]:
+        found = []
+        for low, high in zip(lo.tolist(), hi.tolist(), strict=True):
+            (rows,) = np.nonzero((self.lo <= high) & (self.hi >= low) & (self.lo <= self.hi))
+            ends = np.maximum(self.lo[rows], low), np.minimum(self.hi[rows], high)
+            found.append(RowWinners(rows, *ends, self.leak))
+        return found
+
+
+@dataclass(frozen=True, eq=False)
 class AxisKeys:
     """The outputs of the program that one head over such keys makes."""
 
     outputs: Int[np.ndarray, " outputs"]
-    axes: tuple[AxisRows, ...]
+    axes: Sequence[AxisRows | StripRows]
     keys: Int[np.ndarray, "*rows"]  # the number of the key of every combination of rows
     values: Interval  # (keys, outputs)
     spare_leak: float  # the weight of keys that repeat a combination of rows
@@ -162,23 +211,31 @@ class AxisKeys:
         """Return upper bounds of |f − computed outputs| on cells of the box."""
         winners = [axis.winners(cells.lo[:, i], cells.hi[:, i]) for i, axis in enumerate(self.axes)]
         counts = np.array([[len(found.rows) for found in axis] for axis in winners])
+        firsts = np.cumsum(counts, axis=1) - counts
+        joined = [
+            [np.concatenate([getattr(each, name) for each in axis]) for name in ("rows", "lo", "hi")]
+            for axis in winners
+        ]
         per_cell = counts.prod(axis=0)
-        starts = np.cumsum(per_cell) - per_cell
-        cell = np.repeat(np.arange(len(cells)), per_cell)
-        number = np.arange(len(cell)) - starts[cell]
-        lo, hi = np.empty((2, len(cell), len(winners)))
-        rows = []
-        for i, found in enumerate(winners):
-            firsts = np.cumsum(counts[i]) - counts[i]
-            place = firsts[cell] + number % counts[i][cell]
-            number = number // counts[i][cell]
-            rows.append(np.concatenate([each.rows for each in found])[place])
-            lo[:, i], hi[:, i] = (np.concatenate([getattr(each, end) for each in found])[place] for end in ("lo", "hi"))
-        off = distance(target.enclosure(Interval(lo, hi))[:, self.outputs], self.values[self.keys[tuple(rows)]])
+        ends = np.cumsum(per_cell)
+        largest = np.zeros((len(cells), len(self.outputs)))
+        for first in range(0, int(ends[-1]), PAIRS_PER_BATCH):
+            check_time(PROVING)
+            number = np.arange(first, min(first + PAIRS_PER_BATCH, int(ends[-1])))
+            cell = np.searchsorted(ends, number, "right")
+            number = number - (ends - per_cell)[cell]
+            rows, lo, hi = [], *np.empty((2, len(cell), len(winners)))
+            for i, (numbers, low, high) in enumerate(joined):
+                place = firsts[i][cell] + number % counts[i][cell]
+                number = number // counts[i][cell]
+                rows.append(numbers[place])
+                lo[:, i], hi[:, i] = low[place], high[place]
+            off = distance(target.enclosure(Interval(lo, hi))[:, self.outputs], self.values[self.keys[tuple(rows)]])
+            np.maximum.at(largest, cell, off)
         leak = self.spare_leak + np.sum([[each.leak for each in found] for found in winners], axis=0)
         farthest = distance(target.enclosure(cells)[:, self.outputs], hull(self.values))
         leaking = up(up(AXIS_FARTHEST * leak * self.growth, len(winners) + 3)[:, None] * farthest)
-        return up(up(AXIS_DISTANCE * np.maximum.reduceat(off, starts) + leaking) + self.rounding)
+        return up(up(AXIS_DISTANCE * largest + leaking) + self.rounding)
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,6 +251,11 @@ class AxisKind(Kind):
     @property
     def gap(self) -> float:
         return self.heads[0].axes[0].gap
+
+    @property
+    def fewest_rows(self) -> int:
+        """The least number of rows of an axis."""
+        return min(min(head.keys.shape) for head in self.heads)
 
     def bounds(self, centres: np.ndarray, radii: np.ndarray, goal: Goal) -> Bounds:
         cells = cells_within(self.target.box, centres, radii)
@@ -243,29 +305,6 @@ def axis_keys(
         )
         found.append(_keys(part, axes, grid, states[-1]))
     return tuple(found)
-
-
-def row_breaks(stage: StageEnclosure, d: int, leak: float) -> list[Float[np.ndarray, " breaks"]]:
-    """Return the points of each axis where one row of a program of one stage ceases to matter, or the next begins to.
-
-    Scores of rows are affine in x_i. Between two neighbours, these points are the ends of the strip
-    |(a_m − a_n)x + c_m − c_n| ≤ g, beyond which one of them is ahead by g. Raise ProgramError if keys are not
-    combinations of rows, or if these strips overlap because the head is soft.
-    """
-    found = [np.zeros(0)] * d
-    for part in stage.parts:
-        grid = _combinations(part, list(np.arange(d)[:, None]))
-        for axis, rows in enumerate([] if grid is None else grid.rows):
-            slopes, offsets = rows.slopes.mid[:, 0], rows.offsets.mid  # slopes are ascending
-            gap = math.log(100 * len(slopes) / leak) * np.array([[-1.0], [1.0]])
-            strips = ((gap - np.diff(offsets)) / np.diff(slopes)).T.ravel()
-            grid = grid if (np.diff(strips) > 0).all() else None
-            found[axis] = np.union1d(found[axis], strips)
-        if grid is None:
-            raise ProgramError(
-                "a stage is proved axis by axis if its keys combine rows of each axis, and it selects one"
-            )
-    return found
 
 
 @dataclass(frozen=True, eq=False)

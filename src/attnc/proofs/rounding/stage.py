@@ -48,6 +48,7 @@ from attnc.proofs.stages.extraction import OneStage
 
 U = UNIT_ROUNDOFF["float64"]
 LARGEST_SCORE_ERROR = 60.0  # errors of scores are cut here: a weight that is off by a factor e^60 has no useful bound
+MOST_ROUNDINGS = 0.1  # keys·u up to which small keys cost twice their share in a sum; see the checker's `summation`
 DEPTH = 2
 """Maximum number of halvings of a box along every axis: each multiplies the cost by 2^d. Measured: without halvings one
 proof in float32 has 75 % more leaves. The second one lowers the rounding of a wide box by 1 to 2 %, the third one
@@ -88,16 +89,29 @@ def rounding_bounds(
     return _in_parts(bounds, centres, radii, np.broadcast_to(enough, len(centres)))
 
 
-def rounding_of_sums(rounds: Roundings, reach: Float[np.ndarray, "boxes inputs"]) -> Float[np.ndarray, "boxes outputs"]:
+def rounding_of_sums(
+    rounds: Roundings,
+    reach: Float[np.ndarray, "boxes inputs"],
+    near: int | None = None,
+    far: float = 0.0,
+    keys: int | None = None,
+) -> Float[np.ndarray, "boxes outputs"]:
     """Bound the rounding of sums for any weights of the keys: γ_{2p+3+n} times the largest value.
 
-    Engines may replace exponentials below e^NEGLIGIBLE by zero. If numbers may overflow, the bound is ∞.
+    p is `keys`, or the number of keys in the roundings. If all keys but `near` have together a computed weight of at
+    most `far`, near replaces p, and 4·far is added: see the sums of small keys above. Engines may replace exponentials
+    below e^NEGLIGIBLE by zero. If numbers may overflow, the bound is ∞.
     """
     unit, found = rounds.unit, []
     reach = up(reach * (1 + 2 * unit), 2)
     for head in rounds.heads:
-        p, largest = len(head.value_sizes), sizes_at(head.value_sizes.max(axis=0), reach)
-        share = gamma(2 * p + 3 + head.count, unit) + 2 * p * math.exp(NEGLIGIBLE[rounds.dtype])
+        p, largest = keys or len(head.value_sizes), sizes_at(head.value_sizes.max(axis=0), reach)
+        share = gamma(2 * p + 3 + head.count, unit)
+        if near is not None and near < p and p * unit <= MOST_ROUNDINGS and far < 0.1:
+            below = gamma(near, unit)
+            few = gamma(near + 3 + head.count, unit) * (1 + below) + (below + 4 * far) * (1 + gamma(head.count, unit))
+            share = min(share, few / (1 - below - 2 * far) * (1 + 16 * U))
+        share += 2 * p * math.exp(NEGLIGIBLE[rounds.dtype])
         found.append(up(share, 2) * largest + up(head.underflow * (1 + reach.sum(axis=1))[:, None], reach.shape[1] + 2))
     return _with_heads(rounds, reach, found)
 
@@ -128,7 +142,7 @@ def score_errors(
     if not len(centres):
         return np.zeros(len(roundings.heads))
     reach = up((np.abs(centres) + radii).max(axis=0) * (1 + 2 * roundings.unit), 2)[None]
-    largest = [_largest_delta(rounds, reach) for rounds in roundings.heads]
+    largest = [largest_score_error(rounds, reach) for rounds in roundings.heads]
     return up(np.array(largest) + 64 * roundings.unit)
 
 
@@ -167,7 +181,7 @@ def _head_bounds(
 ) -> Float[np.ndarray, "boxes outputs"]:
     """Return the part of the bounds that one head adds."""
     unit, sizes = UNIT_ROUNDOFF[dtype], sizes_at(rounds.value_sizes.max(axis=0), reach)
-    near = NearValues(head, centres, radii, _largest_delta(rounds, reach.max(axis=0)[None]) + 64 * unit)
+    near = NearValues(head, centres, radii, largest_score_error(rounds, reach.max(axis=0)[None]) + 64 * unit)
     found = np.empty((len(centres), sizes.shape[1]))
     for pairs in near.pairs():
         found[pairs.boxes] = _WeightErrors(near, pairs, rounds, reach, unit, for_any_weights).bounds()
@@ -177,7 +191,7 @@ def _head_bounds(
     return up(found + up(unseen * sizes, 2) + spent)
 
 
-def _largest_delta(rounds: HeadRoundings, reach: Float[np.ndarray, "1 d"]) -> float:
+def largest_score_error(rounds: HeadRoundings, reach: Float[np.ndarray, "1 d"]) -> float:
     """Return the largest δ of all keys on a box."""
     return float(_deltas(rounds, reach, slice(None), 0).max())
 
@@ -280,7 +294,8 @@ class _WeightErrors:
     def bounds(self) -> Float[np.ndarray, "rows outputs"]:
         """Return the errors of all outputs, without those of underflow and of keys far behind."""
         pairs, u = self.pairs, self.u
-        is_big = (self.most > u / 8) | (self.near.num_keys * u > 0.1)  # with more keys the factor 2 below is too small
+        # With more keys the factor 2 below is too small.
+        is_big = (self.most > u / 8) | (self.near.num_keys * u > MOST_ROUNDINGS)
         num_big = self.sums(is_big)
         columns = []
         for output in range(self.rounds.value_sizes.shape[1]):
