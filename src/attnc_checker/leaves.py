@@ -20,7 +20,7 @@ from attnc_checker.averages import FAR, Average
 from attnc_checker.cells import SELECTION
 from attnc_checker.expressions import Function
 from attnc_checker.forms import dense
-from attnc_checker.jets import Poly, add, largest, models, norm, over, variable
+from attnc_checker.jets import Model, Poly, add, largest, models, norm, over, variable
 from attnc_checker.network import Stage
 from attnc_checker.ranges import Box, hull
 from attnc_checker.rounding import Arithmetic
@@ -59,21 +59,17 @@ class Prover:
             selected(head, box, self.arithmetic) if is_selection else head.model(box, order, self.arithmetic)
             for head in self.heads
         ]
-        for o, f in enumerate(self._without_affine(box, 0 if is_selection else order)):
-            left, error = f, affine_rounding(self.stage, o, box, self.arithmetic)
+        for o, f in enumerate(models(self.function, box, 0 if is_selection else order)):
+            affine = linear(self._affine(o), box)
+            other, error = affine, affine_rounding(self.stage, o, box, self.arithmetic)
             for average in averages:
                 if o in average:
-                    left, error = add(left, average[o][0], -1), error + average[o][1]
-            found = largest(left, limit - error, len(box.centre))
+                    other, error = add(other, average[o][0]), error + average[o][1]
+            found = difference(f, other, limit - error, box)
             if is_selection and not found + error <= limit:
-                found = found.min(self._by_places(o, f, box, limit - error))
+                found = found.min(self._by_places(o, add(f.poly, affine, -1), box, limit - error))
             errors.append(found + error)
         return most(errors)
-
-    def _without_affine(self, box: Box, m: int) -> list[Poly]:
-        """Return f − b − B·x for every output: the part that the heads have to approximate."""
-        found = models(self.function, box, m)
-        return [add(f.poly, linear(self._affine(o), box), -1) for o, f in enumerate(found)]
 
     def _affine(self, o: int) -> Row:
         """Return the row b, B of output o."""
@@ -101,14 +97,19 @@ class Prover:
         return worst + leak
 
     def distance(self, o: int, row: Row, box: Box, limit: arb) -> arb:
-        """Bound |f − b − B·x − v − V·x| on the box. The bound is refined if that may bring it down to the limit.
+        """Bound |f − b − B·x − v − V·x| on the box. The bound is refined if that may bring it down to the limit."""
+        f = models(self.function, box, RANGE_ORDER)[o]
+        return difference(f, add(linear(self._affine(o), box), linear(row, box)), limit, box)
 
-        The range of f is often enough. Near a kink it is better than the polynomial.
-        """
-        f, d = models(self.function, box, RANGE_ORDER)[o], len(box.centre)
-        other = add(linear(self._affine(o), box), linear(row, box))
-        apart = abs(hull(f.range) - over(other, d)).upper()
-        return apart if apart <= limit else apart.min(largest(add(f.poly, other, -1), limit, d))
+
+def difference(f: Model, other: Poly, limit: arb, box: Box) -> arb:
+    """Bound |f − other| on the box by the range of f, which is better near a kink, and by its polynomial.
+
+    The bound is refined if that may bring it down to the limit.
+    """
+    d = len(box.centre)
+    apart = abs(hull(f.range) - over(other, d)).upper()
+    return apart if apart <= limit else apart.min(largest(add(f.poly, other, -1), limit, d))
 
 
 def affine_rounding(stage: Stage, o: int, box: Box, arithmetic: Arithmetic) -> arb:

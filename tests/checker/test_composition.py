@@ -51,6 +51,12 @@ def composed(text, eps, dtype="float64", box=None):
         # The input comes as near to the end of a domain as it may.
         ("sqrt(x) + y*x", 3e-2, "float64", {"x": (0, 1), "y": (-1, 1)}),
         ("sqrt(x)*y + asin(y)", 3e-2, "float64", {"x": (0, 1), "y": (-1, 1)}),
+        (
+            "sqrt(abs(x - x)) + y*x",
+            1e-3,
+            "float32",
+            {"x": (2.7, 3.6), "y": (0, 1)},
+        ),  # x − x is 0, not a range around it
         # √ is steep at 0, and the bound is largest elsewhere.
         ("x + sqrt(abs(sin(y)))", 0.6, "float64", {"x": (0, 1), "y": (-1, 1)}),
         # 0.3 + x² − x ≥ 0.05, but the range of that is below 0 on parts of a width of 1/20.

@@ -15,7 +15,8 @@ from attnc.targets.expressions.expression import Expression
 from attnc_checker import check
 from attnc_checker.checking import proof_of, read
 from attnc_checker.expressions import parse
-from attnc_checker.jets import models
+from attnc_checker.jets import add, models
+from attnc_checker.leaves import linear
 from checker.networks import NAMES, at_tau, box_of, grid, lattice_program, save, spectral, uniform
 from strategies.expressions import expressions
 
@@ -67,7 +68,8 @@ def test_every_leaf_is_above_what_is_seen_on_it(data, seed, hardness, d):
             assert float(found.upper()) >= errors.max() * (1 - 1e-9) - 1e-12
             if kind == "selection":  # with any gap, though it be a bad one
                 for limit in (1e-3 * found, 1e3 * found):
-                    won = prover._by_places(0, prover._without_affine(box, 0)[0], box, limit)
+                    left = add(models(prover.function, box, 0)[0].poly, linear(prover._affine(0), box), -1)
+                    won = prover._by_places(0, left, box, limit)
                     assert float(won.upper()) >= errors.max() * (1 - 1e-9) - 1e-12
         if order == 5 and max(half) <= 2**-7 and hardness <= 1 and "sqrt" not in text:
             assert float(found) <= 1.05 * errors.max() + 1e-3 * (1 + errors.max())  # and is no looser than need be

@@ -156,6 +156,8 @@ class Forms(Rules[Form]):
         return found
 
     def apply(self, name: Smooth, a: Form) -> Form:
+        if isinstance(name, fmpq) and name > 0 and not a:  # a power of 0
+            return a
         if isinstance(name, fmpq) and name.q != 1:
             return self.apply("exp", self.times(self.constant(name), self.apply("log", a)))
         if isinstance(name, fmpq) and (name >= 0 or a):

@@ -8,9 +8,10 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+import attnc
 from attnc.proofs.cells.branching import CellBounds, Covering
 from attnc.proofs.cells.dyadic import cell_boxes, children
-from attnc.proofs.staged.lines import CHECKED_HALVINGS, rounded_leaves
+from attnc.proofs.staged.lines import CHECKED_HALVINGS, MOST_CELLS, rounded_leaves
 from attnc.targets.box import Box
 from proofs.given_kinds import GivenKind
 
@@ -52,3 +53,12 @@ def test_leaves_that_need_no_parts_stay_as_they_are():
     largest, finer = rounded_leaves(lambda centres, radii: np.ones(len(centres)), proof)
     assert largest == 1
     assert finer.leaves == proof.leaves
+
+
+def test_a_function_that_is_all_but_zero_has_few_leaves():
+    """Its bound is negligible beside the other head, and no number of leaves brings it down to the error."""
+    box = {"x": (-0.7, 3), "y": (-10.45, -2.35), "z": (-1, 0), "w": (0, 1)}
+    net = attnc.compile("atan(2.22 - 0.895*x) + erf(gelu(3.56*y + 0.364)) + z + w", box, 0.0146, dtype="float32")
+    assert net.certificate.complete
+    leaves = [head.leaves.leaves for head in net.certificate.evidence.heads]
+    assert 0 < sum(map(len, leaves)) < MOST_CELLS

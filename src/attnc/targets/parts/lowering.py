@@ -129,8 +129,11 @@ class Lowering:
             return _Pending(self._sources[node.name], T)
         bases = {id(operand.base): operand.base for operand in operands if operand.base is not None}
         if len(bases) <= 1:
-            base = next(iter(bases.values()), None)
-            return _Pending(base, with_children(node, [operand.tree for operand in operands]))
+            base, tree = next(iter(bases.values()), None), with_children(node, [operand.tree for operand in operands])
+            affine = affine_in_t(tree) if isinstance(tree, Sum) and base is not None else None
+            if affine is not None and affine[0] == ZERO:  # the terms cancel, as in t − t
+                return _Pending(None, affine[1].tree)
+            return _Pending(base, tree)
         return _Pending(self._several(node, operands), T)
 
     def _several(self, node: Node, operands: Sequence[_Pending]) -> Part:
