@@ -394,7 +394,14 @@ def test_plan_tells_which_costs_were_not_found_in_time(clock):
 
 
 @pytest.mark.parametrize(
-    ("source", "box"), [("sin(x)", (1e-310, 1e-309)), ("sin(x)*exp(x)", (5e-324, 1e-322)), ("cos(x) - 1", (0, 1e-305))]
+    ("source", "box"),
+    [
+        ("sin(x)", (1e-310, 1e-309)),
+        ("sin(x)*exp(x)", (5e-324, 1e-322)),
+        ("cos(x) - 1", (0, 1e-305)),
+        ("abs(1e305*x)", (5e-324, 1e-322)),
+        ("abs(1e305*x)", (-1e-306, 1e-306)),
+    ],
 )
 @pytest.mark.parametrize("options", [{}, {"construction": "spectral_grid"}])
 def test_numbers_with_few_digits_are_refused_with_the_remedy(source, box, options):

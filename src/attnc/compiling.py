@@ -159,14 +159,17 @@ def compile(  # the public name; this module does not need the builtin
     with time_limit(request.seconds):
         target = as_target(source, box, lipschitz, request.p, hessian_bound)
         request.require_representable(target)
+        tiny = normal_numbers(target, request)
         # A number that overflows is not finite. No construction uses it, and no bound is made of it.
         with one_thread(), np.errstate(all="ignore"):
             try:
                 with time_share(1 - SEARCH_SHARE):
                     found = _within_eps(target, request)
+                if found.network.certificate.bound is None and tiny is not None:
+                    raise InputError(tiny)
             except BoundNotMet as refusal:
-                if (reason := normal_numbers(target, request)) is not None:
-                    raise InputError(reason) from None
+                if tiny is not None:
+                    raise InputError(tiny) from None
                 eased = with_reachable(refusal, target, request, lambda eased: _within_eps(target, eased).network)
                 raise eased from None
             network = certify_also(found.network, found.built, target, also, progress)

@@ -115,5 +115,5 @@ def _require_same(name: str, found: Any, wanted: Any) -> None:
 def _typed(config: Mapping[str, Any], key: str, kind: Any) -> Any:
     value = config[key]
     if not isinstance(value, kind) or isinstance(value, bool):
-        raise TypeError(f"{key} is {value!r}")
+        raise TypeError(f"{key} is {value!r:.80}")
     return value

@@ -252,6 +252,11 @@ def one_line(text: str) -> str:
     return printable(" ".join(text.split()))
 
 
+def shortened(text: str, length: int) -> str:
+    """Return the text, or its beginning with "…" if it has more letters than this."""
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
 def plural(count: int, noun: str) -> str:
     """Return a number with its noun: 1 head, 2 heads."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -35,6 +35,7 @@ from attnc_checker.files import (
     read_bytes,
     read_json,
     require,
+    typed,
 )
 from attnc_checker.leaves import Prover
 from attnc_checker.limits import ALLOW_MORE, ROUNDS, Limit, end_with
@@ -146,6 +147,9 @@ def read(folder: Path, name: str = MAIN) -> Stored:
             f"config.json has the format {config.get('format')!r:.40}, not 'attnc.network/1': check it with the "
             "version of attnc that wrote it"
         )
+    listed = typed(config.get("certificates"), tuple[str, ...], "certificates in config.json")
+    known = all(each == MAIN or CERTIFICATE.fullmatch(each) for each in listed)
+    require(known, f"config.json lists certificates that are not named {MAIN} or certificate.DTYPE.json", BadFile)
     claim = read_claim(certificate)
     digest = hashlib.sha256(weights).hexdigest()
     if certificate["weights_sha256"] != digest:

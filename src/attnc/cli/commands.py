@@ -53,6 +53,7 @@ from attnc.cli.tables import read_source, read_text
 from attnc.constructions.catalogue import CATALOGUE
 from attnc.constructions.construction import DEFAULT_EPS
 from attnc.errors import FileError, InputError
+from attnc.exports.safe_files import CONFIG, read_json
 from attnc.network import BEYOND, OUTSIDE
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.wording import one_line, printable, value_note
@@ -466,6 +467,8 @@ def convert_command(
     json_output: Json = False,
 ) -> None:
     """Replace every activation of a pretrained model by attention, and measure how much the outputs change."""
+    if source.is_dir():
+        read_json(source / CONFIG)  # a folder without one is refused before torch is imported, which takes seconds
     with progress_bar("importing torch") as progress:
         from attnc.converting import need_torch
 

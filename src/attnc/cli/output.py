@@ -27,6 +27,7 @@ from attnc.wording import (
     percent,
     plural,
     remarks,
+    shortened,
     shown,
 )
 
@@ -46,6 +47,8 @@ PIPE_COLUMNS = 100
 """Columns of a table in a pipe, whose width is not defined."""
 BAR_COLUMNS, SOURCE_COLUMNS, BARS_FROM = 12, 20, 90
 """Columns of a bar; fewest columns of the description of a source; fewest columns of a terminal that shows bars."""
+MAX_FUNCTION = 1000
+"""Letters of a function that are shown: ten lines of a pipe. JSON has all of them."""
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
@@ -166,7 +169,7 @@ def panel(network: Network, more: Sequence[tuple[str, str]]) -> RenderableType:
     layers = f"{plural(len(program.all_layers), 'layer')} ({program.num_attention_layers} attention)"
     sizes = (plural(program.num_heads, "head"), plural(network.num_anchors, "anchor"))
     rows: list[tuple[str, Text]] = [
-        ("function", Text(function_of(network), "bold")),
+        ("function", Text(shortened(function_of(network), MAX_FUNCTION), "bold")),
         ("box", Text(one_line(str(network.box)))),
         ("construction", Text(one_line(network.construction + (f" ({parameters})" if parameters else "")))),
         ("network", Text(", ".join((layers, *sizes, plural(network.num_parameters, "parameter"))))),

@@ -26,6 +26,8 @@ MAX_CSV_BYTES = 2**26
 """Size limit of a CSV file, in bytes: a million rows of 64 characters."""
 MAX_ROWS = 10**6
 """Most rows of a table. The limit bounds the memory that a table takes."""
+MAX_LINE = 2**22
+"""Most characters of a line: 100,000 columns of 40 characters."""
 DELIMITERS = (",", ";", "\t")
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE | re.ASCII)
 
@@ -99,6 +101,11 @@ def _read(
     import numpy as np
 
     text = read_text(path, MAX_CSV_BYTES, "thin the table first")
+    too_long = FileError(f"{path}: more than {MAX_ROWS:,} rows; thin the table first")
+    if max(text.count("\n"), text.count("\r")) > MAX_ROWS + 1:  # counted before memory is allocated for them
+        raise too_long
+    if any(len(line) > MAX_LINE for line in io.StringIO(text, newline="")):
+        raise FileError(f"{path}: a line has more than {MAX_LINE:,} characters; leave columns out")
     delimiter = _delimiter(text, wanted)
     rows = _rows(path, text, delimiter)
     _, header = next(rows, (1, list[str]()))
@@ -110,7 +117,7 @@ def _read(
     numbers, lines = list[list[float]](), list[int]()
     for line, cells in rows:
         if len(lines) == MAX_ROWS:
-            raise FileError(f"{path}: more than {MAX_ROWS:,} rows; thin the table first")
+            raise too_long
         if len(cells) < len(header) or any(cell.strip() for cell in cells[len(header) :]):
             raise InputError(
                 f"{path}, line {line}: {plural(len(cells), 'cell')}, but the header names {len(header)} columns"

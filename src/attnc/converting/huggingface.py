@@ -72,6 +72,9 @@ COPIED = (
     *("generation_config.json", "preprocessor_config.json", "LICENSE"),
 )
 """The files that are copied if they exist. None of them is code."""
+MAX_MODEL_LAYERS, BYTES_PER_LAYER = 10_000, 32
+"""Most layers of a model, ten times those of the deepest, and the fewest bytes of a file for a layer: safetensors needs
+more to name one tensor. transformers would build any number of layers before it reads the weights."""
 MAX_COPIED_BYTES = 2**28
 """Maximum size of a copied file: 256 MiB. The largest vocabularies take about 30 MiB."""
 CONVERTED = FolderKind(
@@ -220,7 +223,10 @@ def load_model(folder: str) -> Any:
     config = read_json(os.path.join(folder, CONFIG))
     if "auto_map" in config:
         raise FileError(f"{folder!r}: the model needs code of its own (auto_map), and attnc runs none")
-    _weight_files(folder)
+    total = sum(os.path.getsize(os.path.join(folder, file)) for file in _weight_files(folder))
+    for key, value in config.items():
+        if "layer" in key and type(value) is int and value > min(MAX_MODEL_LAYERS, total // BYTES_PER_LAYER):
+            raise FileError(f"{folder!r}: {CONFIG} states {key} = {value:,}, and the weights have {total:,} bytes")
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
     kind: Any = getattr(transformers, name, None) if isinstance(name, str) else None

@@ -17,7 +17,7 @@ from attnc.plots.drawing import write_figure
 from attnc.plots.subject import PICTURE_SCORES, PlotSubject
 from attnc.proofs.error_tree import ErrorNode, error_tree
 from attnc.targets.box import Box
-from attnc.wording import at_points, ceiling, certificate_lines, function_of, one_line, percent, said
+from attnc.wording import at_points, ceiling, certificate_lines, function_of, one_line, percent, said, shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -70,7 +70,7 @@ def certificate_figure(network: Network) -> Figure:
     lines = [
         part for line in certificate_lines(claim, network.box) for part in textwrap.wrap(line, int(LETTERS * width))
     ]
-    title = style.shortened(function_of(network), int(TITLE_LETTERS * width))
+    title = shortened(function_of(network), int(TITLE_LETTERS * width))
     picture = style.new_figure(width, max(4.2, PROFILE * profiles), title, *lines)
     ratios = (1, 1) if profiles else (1.1, *[1] * len(panels))
     grid = picture.add_gridspec(1, len(ratios), width_ratios=ratios)
@@ -110,7 +110,7 @@ def _leaves_of(node: ErrorNode) -> list[ErrorNode]:
 
 def _label(node: ErrorNode) -> str:
     if node.own is None:
-        return style.shortened(one_line(node.name), LONGEST)
+        return shortened(one_line(node.name), LONGEST)
     what, others = one_line(node.what), re.search(r", and (\d+ more) of this kind$", node.what)
     if others is not None:
         what = f"{what[: others.start()]}, and {others[1]}"

@@ -165,7 +165,3 @@ def limits(values: Float[np.ndarray, "*shape"]) -> tuple[float, float]:
 
 def number(value: float) -> str:
     return f"{value + 0.0:.5g}".replace("-", "−")
-
-
-def shortened(text: str, length: int) -> str:
-    return text if len(text) <= length else text[: length - 1] + "…"

@@ -14,11 +14,11 @@ from attnc.ir.normal_form import AttentionStage, NormalForm
 from attnc.ir.program import split_columns
 from attnc.numerics.arrays import Float
 from attnc.plots.selectors import LayerSoftmaxes, common_direction, last_layer, num_scores
-from attnc.plots.style import number, shortened
+from attnc.plots.style import number
 from attnc.targets.expressions.expression import Expression
 from attnc.targets.linear import TruncatedLinear
 from attnc.targets.target import Target
-from attnc.wording import headline, one_line, plural, without_expression
+from attnc.wording import headline, one_line, plural, shortened, without_expression
 
 if TYPE_CHECKING:
     from attnc.network import Network

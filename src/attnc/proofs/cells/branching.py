@@ -76,6 +76,8 @@ class Leaf:
         if any(isinstance(number, bool) or not isinstance(number, int) for number in numbers):
             raise TypeError(f"expected whole numbers in a leaf, found {entry!r:.80}")
         *order, level = numbers[:-d]
+        if not 0 <= level <= MAX_LEVEL or not all(0 <= i < 2**level for i in numbers[-d:]):
+            raise ValueError(f"expected a level up to {MAX_LEVEL} and a cell of it in a leaf, found {entry!r:.80}")
         return cls(kind, order[0] if order else None, level, tuple(numbers[-d:]))
 
 

@@ -86,7 +86,7 @@ class Scores:
         while pending:
             boxes, keys = pending.pop()
             whole = Scores(self.head, *centred(hull(self.cells[boxes])))  # the box around all these boxes
-            near = keys[whole.leads(np.zeros(1, int), keys)[0] > -gap - self.slack]
+            near = keys[~(whole.leads(np.zeros(1, int), keys)[0] <= -gap - self.slack)]  # near also if not a number
             if len(boxes) == 1 or len(boxes) * len(near) <= PAIRS_PER_BATCH:
                 yield boxes, near
                 continue
@@ -166,7 +166,7 @@ class NearValues(Scores):
         count = num_boxes = 0
         for boxes, keys in self.clusters(gap):
             lead = self.leads(boxes, keys)
-            row, column = np.nonzero(lead > -gap - self.slack)
+            row, column = np.nonzero(~(lead <= -gap - self.slack))
             held.append((boxes, num_boxes + row, keys[column], lead[row, column]))
             count, num_boxes = count + len(row), num_boxes + len(boxes)
             if count >= PAIRS_PER_BATCH:
