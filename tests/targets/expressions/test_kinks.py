@@ -8,7 +8,7 @@ import pytest
 import attnc
 from attnc.targets.box import Box
 from attnc.targets.expressions.expression import Expression
-from attnc.targets.expressions.kinks import KINK_DISTANCES, MAX_KINKS, NUM_PAIRS_PER_KINK, points_at_kinks
+from attnc.targets.expressions.kinks import KINK_DISTANCES, MAX_KINKS_SEARCHED, NUM_PAIRS_PER_KINK, points_at_kinks
 
 SWITCHES = [
     ("abs(x - 0.3)", [(-1, 1)], lambda p: p[:, 0] - 0.3),
@@ -40,7 +40,7 @@ def test_of_many_kinks_some_are_searched():
     """max of 60 lines has 1,770 pairs that may cross."""
     text = f"max({', '.join(f'{i}*x - {i * i / 60:.3f}' for i in range(60))})"
     points = points_at_kinks(Expression.parse(text), Box.parse([(0, 1)], ["x"]))
-    assert 10_000 < len(points) <= MAX_KINKS * NUM_PAIRS_PER_KINK * (1 + 2 * len(KINK_DISTANCES))
+    assert 10_000 < len(points) <= MAX_KINKS_SEARCHED * NUM_PAIRS_PER_KINK * (1 + 2 * len(KINK_DISTANCES))
 
 
 @pytest.mark.parametrize("text", ["max(x, y)", "clip(min(1.3*x, 0.5*x), -0.7, 0.9)", "abs(x) + 0.1*x"])

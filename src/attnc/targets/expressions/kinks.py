@@ -25,7 +25,7 @@ NUM_SIGN_PAIRS = 512
 probability of 4e-5."""
 NUM_PAIRS_PER_KINK = 16
 """Number of pairs with different signs that are bisected for each kink, so that a long kink is found in many places."""
-MAX_KINKS = 128
+MAX_KINKS_SEARCHED = 128
 """Maximum number of kinks that are searched for. Measured with max of 600 lines, which has 179,700 pairs: 1.6 s of CPU
 time for 128 of them, 6 s for 512. Other samples test the further kinks."""
 KINK_HALVINGS = 60
@@ -72,5 +72,5 @@ def _switches(expression: Expression, points: Float[np.ndarray, "n d"]) -> Float
                 if function.chooses:
                     yield from (u - v for u, v in itertools.combinations(arguments, 2))
 
-    found = [np.broadcast_to(row, (1, len(points))) for row in itertools.islice(rows(), MAX_KINKS)]
+    found = [np.broadcast_to(row, (1, len(points))) for row in itertools.islice(rows(), MAX_KINKS_SEARCHED)]
     return np.concatenate([np.zeros((0, len(points))), *found])
