@@ -18,6 +18,11 @@ from attnc.proofs.certificate import Certificate, Standing
 from attnc.targets.box import Box
 from attnc.verifying import fingerprint, is_remembered
 
+FREE_TOKENS, TOKENS_PER_NUMBER = 10**6, 16
+"""A layer may have FREE_TOKENS tokens, and TOKENS_PER_NUMBER more per number in its file. Otherwise a small file could
+make a run allocate any amount of memory. A million tokens take 8 MB per channel. In networks of all constructions, a
+layer has at most one token per number."""
+
 
 def load(path: str | Path, *, max_bytes: int = MAX_TENSOR_BYTES) -> Network:
     """Read a saved network.
@@ -59,7 +64,7 @@ def load(path: str | Path, *, max_bytes: int = MAX_TENSOR_BYTES) -> Network:
     for layer in program.all_layers:
         if isinstance(layer, Affine):
             tokens, entries = layer.weight.shape[0], len(layer.weight.values) + len(layer.constant.values)
-            if tokens > 10**6 + 16 * entries:  # otherwise a small file could make a run allocate any amount of memory
+            if tokens > FREE_TOKENS + TOKENS_PER_NUMBER * entries:
                 raise FileError(f"{path}: layer {layer.name!r} claims {tokens:,} tokens with {entries:,} numbers")
     if "certificate.json" not in certificates:
         raise FileError(f"{path}: certificate.json is missing")

@@ -106,18 +106,15 @@ def plan(
 def candidates(target: Target, request: Request) -> Iterator[Callable[[], Built]]:
     """Yield the build of the named construction, or for "auto" those of all that suit the target, cheapest first."""
     if request.construction != "auto":
-        build = _build(construction_named(request.construction), target, request)
-        yield _in_time(build, request.construction, target, request)
+        yield _build(construction_named(request.construction), target, request)
         return
     suited = [construction for construction in CATALOGUE if construction.suits(target, request)]
     if len(suited) > 1 and not request.options.keys() - {"norm"}:
         for row in cheapest_first(target, request, suited):
-            build = row.build or _build(construction_named(row.name), target, request)
-            yield _in_time(build, row.name, target, request)
+            yield _build(construction_named(row.name), target, request, row.build)
         return
     able = [construction for construction in suited if construction.options.issuperset(request.options)]
-    chosen = (able or suited)[0]
-    yield _in_time(_build(chosen, target, request), chosen.name, target, request)
+    yield _build((able or suited)[0], target, request)
 
 
 def construction_named(name: str) -> Construction:
@@ -128,8 +125,35 @@ def construction_named(name: str) -> Construction:
     return by_name[name]
 
 
-def _build(construction: Construction, target: Target, request: Request) -> Callable[[], Built]:
-    """Return the build of one construction; raise InputError if it does not take the target or an option."""
+def _build(
+    construction: Construction, target: Target, request: Request, begun: Callable[[], Built] | None = None
+) -> Callable[[], Built]:
+    """Return the build of one construction; raise InputError if it does not take the target or an option.
+
+    `begun` is a build that goes on from an estimate. If the build takes more than its share of the time, it is refused.
+    """
+    if begun is None:
+        _accept(construction, target, request)
+
+    def build() -> Built:
+        try:
+            with time_share(BUILD_SHARE):
+                return without_overflow(begun or (lambda: construction.build(target, request)), target)
+        except OutOfTime as late:
+            raise out_of_time(target, request.eps_or_any, request.seconds, construction.name, late) from None
+        except InputError as refusal:
+            if target.box.is_bounded or request.construction != "auto":
+                raise
+            raise InputError(
+                f"cannot compile {target.describe()} on {target.box}: on an infinite box networks are made of gates, "
+                f"which are exact far out. {refusal}"
+            ) from None
+
+    return build
+
+
+def _accept(construction: Construction, target: Target, request: Request) -> None:
+    """Raise InputError if the construction does not take the target or an option."""
     if not target.box.is_bounded and target.expression is None:
         raise InputError(
             f"cannot compile {target.describe()} on {target.box}: only expressions can have an infinite box. Write it "
@@ -142,32 +166,6 @@ def _build(construction: Construction, target: Target, request: Request) -> Call
             advice = f"Leave it out, or use {others}." if others else "Leave it out."
             raise InputError(f"{option}={value!r} is not an option of {construction.name}. {advice}")
     construction.accept(target, request)
-
-    def build() -> Built:
-        try:
-            return construction.build(target, request)
-        except InputError as refusal:
-            if target.box.is_bounded or request.construction != "auto":
-                raise
-            raise InputError(
-                f"cannot compile {target.describe()} on {target.box}: on an infinite box networks are made of gates, "
-                f"which are exact far out. {refusal}"
-            ) from None
-
-    return build
-
-
-def _in_time(build: Callable[[], Built], name: str, target: Target, request: Request) -> Callable[[], Built]:
-    """Return a build that is refused if it takes more than its share of the time."""
-
-    def timed() -> Built:
-        try:
-            with time_share(BUILD_SHARE):
-                return build()
-        except OutOfTime as late:
-            raise out_of_time(target, request.eps_or_any, request.seconds, name, late) from None
-
-    return timed
 
 
 def without_overflow(work: Callable[[], T], target: Target) -> T:

@@ -34,7 +34,8 @@ else:
 
 
 DENSE_BYTES = 2**27
-"""Constants up to this size in bytes are dense in evaluation. Larger ones are unpacked block by block. Not tuned."""
+"""Constants up to this size in bytes are dense in evaluation. Larger ones are unpacked block by block. It
+is an eighth of the memory that a network may take by default (MAX_BYTES)."""
 
 
 class AffineForm(Protocol):

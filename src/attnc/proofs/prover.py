@@ -19,7 +19,8 @@ from attnc.targets.parts.part import Derivation
 from attnc.targets.target import Target
 
 PROOF_SECONDS = 30.0
-"""Time limit of the proof of one network, in seconds: nine times the slowest compilation of the corpus, 3.4 s."""
+"""Time limit of a proof that is not part of a compilation, in seconds. It is the half of its 60 s that `compile` leaves
+to a proof, and nine times the slowest compilation of the corpus."""
 
 
 @dataclass(frozen=True)

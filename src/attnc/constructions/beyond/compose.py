@@ -50,14 +50,17 @@ from attnc.targets.target import Target
 NAME = "compose"
 MOST_FUSED = 72
 """Largest number of anchors of one head for a function of several operations. A function that needs more is taken
-apart, which costs layers. The value is not tuned."""
+apart, which costs layers. Measured with six expressions: with 36, sin(20x)·exp(−x²) + y takes 81 anchors instead of 54;
+144 changes nothing."""
 MAX_SHARINGS = 8
-"""Maximum number of times that eps is shared over the heads. Each time all heads are fitted again. Not tuned."""
+"""Maximum number of times that eps is shared over the heads. Each time all heads are fitted again. The 59 compositions
+of the corpus take one to six."""
 ROUNDINGS_OF_HEADS = 4
 """Least eps that a head can reach, in roundings of max |f|. The four are a cast, a product, a sum and a division."""
 COMPOSED_SHARE = 0.95
 """The share of eps for the sum of the errors of the heads. The rest is for rounding. If the certificate still misses
-eps, `compile` retries with a smaller one. The share is not tuned."""
+eps, `compile` retries with a smaller one. Measured with six expressions: with 0.9 or 0.975, √x to 1e-4 takes 20 anchors
+instead of 16, and the others take at most one more."""
 MOST_EXCESS = 2.0
 """Largest ratio of a proved to an observed error that a finer fit corrects. A larger ratio is attributed to rounding.
 So a finer fit is asked for δ/2 at the least."""
@@ -197,7 +200,8 @@ class _Sharing:
 COMPOSING = "composing"
 """The name of this search in progress reports and in the message that the time ran out."""
 SHARING_PASSES = 6
-"""Number of passes of a fixed-point iteration between the shares and the enlarged ranges. Not tuned."""
+"""Number of passes of a fixed-point iteration between the shares and the enlarged ranges. Measured with six
+expressions: 3 passes change one bound, by 2 %; 12 change none."""
 EXACT_SHARE = 1e-9
 """The share of eps for a function that is already a softmax, such as sigmoid(t), tanh(t) and silu(t). It has no error,
 so any small share is enough."""
@@ -205,8 +209,8 @@ GATE_SHARE = 0.02
 """The share of eps for a gate with two keys, in units of the share of a head whose keys grow with 1/δ. It is small,
 since a larger β costs no key."""
 MODULUS_PIECES = 512
-"""Number of pieces of a range on which the slope of a function is enclosed. A trade between time and tightness; not
-tuned."""
+"""Number of pieces of a range on which the slope of a function is enclosed. Measured with six expressions: with 256 or
+1024 the anchors are the same, and bounds change by less than 1 %."""
 
 
 class Ledger:
@@ -416,10 +420,18 @@ def _factors(outputs: Sequence[Part]) -> dict[int, tuple[Unary, Part]]:
 # The heads of functions of one number: a gate if there is one, otherwise soft anchors with solved values
 
 EDGE = 1e-7
-"""Least distance of an inner sample point from an end, as a share of the interval. Not tuned."""
+"""Least distance of an inner sample point from an end, as a share of the interval. Measured with six expressions, two
+of them with roots: 1e-8 and 1e-6 give the same networks."""
 BETWEEN = 1.01
 """Assumed ratio of the largest error between the points of a sample to the largest error at them. It only guides the
 fit: the certificate proves the error of the head."""
+NARROW = 1e-9
+"""An interval narrower than this share of its larger end is fitted by a constant. Measured with six expressions: 1e-12
+and 1e-6 give the same networks."""
+MAX_FITS, FINER = 4, 0.5
+"""Maximum number of fits of one head, and the share of δ that a further one aims at. Of 320 fits in the corpus three
+needed a second fit, and none a third. With 2 or 8 fits, and shares 0.25 or 0.9, six expressions have the same
+networks."""
 
 
 def sample_interval(lo: float, hi: float, count: int = 2001) -> Float[np.ndarray, " points"]:
@@ -437,7 +449,7 @@ def fit_unary(
     size = float(np.abs(wanted).max())
     if not math.isfinite(size):
         return None
-    if hi - lo <= 1e-9 * max(abs(lo), abs(hi)) or size == 0:
+    if hi - lo <= NARROW * max(abs(lo), abs(hi)) or size == 0:
         constant = SoftHead.of_one_variable(np.zeros(1), np.zeros(1), np.array([float(wanted[0])]))
         return PartFit(constant, float(np.abs(wanted - wanted[0]).max()), scale=0.0)
     if max(abs(lo), abs(hi)) < LEAST_MAGNITUDE[dtype]:
@@ -457,17 +469,19 @@ def fit_unary(
         fitted = PartFit(head.keys, math.nan, on_axis.scale, on_axis.offset)
         return replace(fitted, error=BETWEEN * float(np.abs(fitted(t) - wanted).max()))
 
-    return tightened(delta, attempt, lambda goal, fit: goal * (0.5 * delta / fit.error), delta, 4).met
+    return tightened(delta, attempt, lambda goal, fit: goal * (FINER * delta / fit.error), delta, MAX_FITS).met
 
 
 MANY_ANCHORS = 48
 """Largest number of evenly spaced keys before graded keys are tried. At kinks, and for √t at 0, hundreds of evenly
-spaced keys are needed. The value is not tuned."""
+spaced keys are needed. Measured with six expressions: with 24 one takes 49 anchors instead of 46; with 96 all take the
+same number."""
 CLOSE_SHARE = 0.05
 """Least error, as a share of δ, at which a head for another δ is used again. Keys of a smooth function grow with
 log 1/δ, so the head has only a few more keys than one made for δ."""
 HEAD_PROOF_SECONDS = 1.0
-"""Counted seconds of the proof of one head. A composition proves each head, some of them several times. Not tuned."""
+"""Counted seconds of the proof of one head. A composition proves each head, some of them several times. Measured with
+six expressions: half and twice as much give the same networks."""
 
 
 def _recipe(tree: Node) -> GateRecipe | None:

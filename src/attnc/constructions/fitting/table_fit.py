@@ -23,9 +23,11 @@ from attnc.targets.table import TableTarget
 from attnc.targets.target import Target
 
 TABLE_SHARE = 0.95
-"""The share of eps for a fit. The rest is for rounding, which is part of the error of the head. Not tuned."""
+"""The share of eps for a fit. The rest is for rounding, which is part of the error of the head. Measured
+with six tables: with 0.9 one takes 54 anchors instead of 38; 0.975 changes nothing."""
 MAX_SCORES_CHECKED = 2 * 10**7
-"""Largest number of scores computed for the error of a head. With more, a sample of points is taken. Not tuned."""
+"""Largest number of scores computed for the error of a head. With more, a sample of points is taken.
+Measured with twelve tables of up to 22,500 points: half and twice as many give the same heads."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -53,14 +53,19 @@ class Bounds:
         return Bounds(up(factor * self.upper, 2), terms, self.seen, factor * self.floor)
 
 
+FLOOR_FACTOR = 1.25
+"""Factor on the part of a bound that halving a cell does not remove. Measured with five networks: 1, 1.5 and 2 give the
+same leaves and bounds."""
+
+
 def meets(upper: np.ndarray, floors: np.ndarray, goal: float) -> Bool[np.ndarray, " cells"]:
     """Return which cells need not be halved.
 
-    Their bound is finite, and at most the goal plus 1.25 times the part that halving does not remove.
+    Their bound is finite, and at most the goal plus FLOOR_FACTOR times the part that halving does not remove.
     """
     largest = upper.max(axis=1)
     with np.errstate(over="ignore"):
-        return np.asarray((largest <= goal + 1.25 * np.nan_to_num(floors)) & np.isfinite(largest))
+        return np.asarray((largest <= goal + FLOOR_FACTOR * np.nan_to_num(floors)) & np.isfinite(largest))
 
 
 class Kind(abc.ABC):
