@@ -90,6 +90,11 @@ def first(value: dict[str, Any]) -> Any:
     return next(entry for entry in value.values() if math.prod(entry["shape"]))
 
 
+def every(data: dict[str, Any], value: object) -> dict[str, Any]:
+    """Give every field the same value, but those that are looked at first."""
+    return {name: value for name in data if name not in ("format", "weights_sha256", "certificates")}
+
+
 def tokens(config: dict[str, Any]) -> None:
     """Let 1.6 kB of weights make 2^18 tokens."""
     layers = config["program"]["layers"]
@@ -173,14 +178,17 @@ NETWORKS: dict[str, Callable[[Path], object]] = {
     "box of texts": edited("both", lambda data: data.update(box={"x": ["a", "b"], "y": [0, 1]})),
     "box of huge integers": edited("both", lambda data: data.update(box={"x": [0, 10**400], "y": [0, 1]})),
     "leaves are a number": edited("certificate.json", lambda data: data.update(leaves=3)),
+    "bound is a text": edited("certificate.json", lambda data: data.update(bound="1")),
+    "leaf bounds are texts": edited("certificate.json", lambda data: data.update(leaf_bounds=["1"] * 10)),
+    "dtype is a list": edited("certificate.json", lambda data: data.update(dtype=["float64"])),
+    "variables are numbers": edited("config.json", lambda data: data.update(variables=[1, 2])),
+    "heads are a number": edited("config.json", lambda data: data["program"]["layers"][1].update(heads=2)),
     "leaf of cell 10^30": edited("certificate.json", lambda data: data["leaves"][0].__setitem__(3, 10**30)),
     "leaf of level 10^9": edited("certificate.json", lambda data: data["leaves"][0].__setitem__(2, 10**9)),
-    "every field is a list": edited("certificate.json", lambda data: data.update({name: [[]] for name in data})),
-    "every field is a number": edited("certificate.json", lambda data: data.update(dict.fromkeys(data, 7))),
-    "every field is null": edited("certificate.json", lambda data: data.update(dict.fromkeys(data))),
-    "every field of config is null": edited(
-        "config.json", lambda data: data.update({name: None for name in data if name != "format"})
-    ),
+    "every field is a list": edited("certificate.json", lambda data: data.update(every(data, [[]]))),
+    "every field is a number": edited("certificate.json", lambda data: data.update(every(data, 7))),
+    "every field is null": edited("certificate.json", lambda data: data.update(every(data, None))),
+    "every field of config is null": edited("config.json", lambda data: data.update(every(data, None))),
 }
 """Changes to a saved network of x and y that no command may take."""
 CLAIMS: dict[str, Callable[[Path], object]] = {
@@ -301,8 +309,8 @@ OTHERS = [
     ),
     folder_of("run without tables: lab report", lambda path: None, "lab", "report"),
     folder_of(
-        "run with a table of 100 MB: lab report",
-        lambda path: [(path / name).write_bytes(b"[" * 10**8) for name in ("config.json", "run.json", "report.json")],
+        "run with settings of 100 MB: lab report",
+        lambda path: (path / "settings.json").write_bytes(b"[" * 10**8),
         "lab",
         "report",
     ),
