@@ -187,11 +187,20 @@ def test_a_link_of_two_variables_is_refused(tmp_path):
 NOT_PROVED = "is not re-proved to"
 
 
+def linked(last: Program) -> Program:
+    """The program after a head with one key, which copies every variable."""
+    inputs = [f"in.{i}" for i in range(last.input_shapes[0][0])]
+    none, one, copies = np.zeros((len(inputs), 1)), np.eye(len(inputs)), [(0, name, 0, name) for name in inputs]
+    copy, pick = (affine(name, (1, inputs), (1, inputs), copies) for name in ("copy", "pick"))
+    keep = Attention("keep", (Head(none, none, one, one),), tuple(inputs))
+    return Program((copy, keep, pick, *last.layers), last.input_shapes, last.output_shape)
+
+
 @pytest.mark.parametrize("far", [1000.0, -1000.0])
 @pytest.mark.parametrize(("gap", "bound"), [(3.0, 1.0), (4.06, 17.0)])
 def test_rows_that_are_left_out_are_paid_for(tmp_path, far, gap, bound):
     """The other key is behind by 8x, and at x = 1/2 its value adds 18. The second gap lies within the leaf."""
-    program = lattice_program(np.array([[-2.0], [2.0]]), np.array([far, 0.0]), [1.0], [0.0], 1.0)
+    program = linked(lattice_program(np.array([[-2.0], [2.0]]), np.array([far, 0.0]), [1.0], [0.0], 1.0))
     assert abs(program(np.array([[0.5]]))[0, 0]) > 17.9
     given = (program, "0*x", [(0.5, 1.0)], [["enclosure", 0, 0]])
     assert NOT_PROVED in refusal(save(tmp_path / "net", *given, bound, gap=gap))
@@ -201,12 +210,12 @@ def test_rows_that_are_left_out_are_paid_for(tmp_path, far, gap, bound):
 def test_scores_that_are_no_sums_of_rows_are_paid_for(tmp_path):
     """Both rows of a key are behind by 2, and the key, with 4 more, is not. Its value is 1000, and the average 440."""
     anchors = np.array([[-2.0, -2.0], [-2.0, 2.0], [2.0, -2.0], [2.0, 2.0]])
-    program = lattice_program(anchors, np.array([1000.0, 0.0, 0.0, 0.0]), [1.0, 1.0], [0.0, 0.0], 0.5)
+    program = linked(lattice_program(anchors, np.array([1000.0, 0.0, 0.0, 0.0]), [1.0, 1.0], [0.0, 0.0], 0.5))
     net = save(tmp_path / "net", program, "0*x", [(0.5, 1.0)] * 2, [["enclosure", 0, 0, 0]], 300.0, gap=1.5)
     proved(net)
 
     def raise_score(tensors):
-        numbers = tensors["layers.0.embed.constant.values"]
+        numbers = tensors["layers.3.embed.constant.values"]
         numbers[np.flatnonzero(numbers == -8)[0]] = -(2.0**-40)
 
     edit(net, "tensors", raise_score)

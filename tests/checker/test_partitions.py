@@ -22,6 +22,7 @@ from attnc_checker.program import Program
 from attnc_checker.ranges import Box, Ranges
 from attnc_checker.rounding import Arithmetic
 from attnc_checker.vectors import most
+from checker.networks import lattice_program, save
 from checker.tampering import changes, edit, proved, refusal, refused_changes, replaced, reproved, saved_once
 
 UNIT = (0, 1)
@@ -249,6 +250,15 @@ def test_the_key_that_stands_for_all_has_errors_of_at_least_their_size(tmp_path)
         box = Box([arb(0)] * 2, reach)
         errors = Average(fixed, whole.inputs).score_errors(box, arithmetic, [arb(0)] * len(head.parts))
         assert own >= most(errors) > own / 4
+
+
+@pytest.mark.parametrize("gap", [3.0, 4.06, 5.0, 40.0])
+def test_keys_that_are_left_out_are_paid_for(tmp_path, gap):
+    """The other key is behind by 8x, and at x = 1/2 its value adds 18."""
+    program = lattice_program(np.array([[-2.0], [2.0]]), np.array([1000.0, 0.0]), [1.0], [0.0], 1.0)
+    given = (program, "0*x", [(0.5, 1.0)], [["enclosure", 0, 0]])
+    assert refusal(save(tmp_path / "net", *given, 17.9, gap=gap))
+    assert proved(save(tmp_path / "fine", *given, 1001.0, gap=40.0)).reproved >= 1000
 
 
 @pytest.mark.parametrize("seed", range(5))
