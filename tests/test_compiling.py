@@ -92,6 +92,9 @@ def test_bad_requests(source, box, error, words):
         attnc.compile(source, box, 0.1)
 
 
+LAYERED = {"norm": 10, "construction": "max_affine"}
+
+
 @pytest.mark.parametrize(
     ("source", "box", "eps", "options", "error", "words"),
     [
@@ -105,7 +108,16 @@ def test_bad_requests(source, box, error, words):
         ("1e-310*x*y", [(-1, 1)] * 2, 1e-320, {"construction": "max_affine"}, BoundNotMet, "eps"),
         ("x", {"x": (0, 1e-310)}, 1e-312, {"construction": "max_affine"}, InputError, "too wide or too narrow"),
         ("sin(x)", {"x": (1e-300, 1e-299)}, 1e-306, {}, BoundNotMet, r"^eps=\de-30\d is met, eps=1e-306 is not"),
-        ("sign(x)*y", [(-1, 1)] * 2, 0.3, {"norm": 10}, BoundNotMet, "The boundary layer is the largest part"),
+        ("sign(x)*y", [(-1, 1)] * 2, 0.3, LAYERED, BoundNotMet, "The boundary layer is the largest part"),
+        (
+            "sign(x-0.3)*y",
+            [(-1, 1)] * 2,
+            0.01,
+            {"norm": 10},
+            BoundNotMet,
+            r"The largest part is the boundary layer .*0\.0",
+        ),
+        ("sign(x+y)", [(-1, 1)] * 2, 0.01, {"norm": 2}, BoundNotMet, "boundary layer of cells across which f jumps"),
         ("sin(x)", UNIT, 0.1, {"also": "float64"}, InputError, "also is a second dtype beside float64: float32"),
         ("sin(x)", UNIT, 0.1, {"also": "float16"}, InputError, "also is a second dtype beside float64: float32"),
         ("x + y", TINY, 1e-3, {"dtype": "float32"}, InputError, "too small for float32: scale the variable"),

@@ -32,6 +32,10 @@ LEAST_ROUNDINGS = 64
 """Smallest eps that is tried, in roundings of max |f|. A smaller eps can hardly ever be proved."""
 
 
+PARTS = {"jump": "the boundary layer about the jumps", "rounding": "rounding"}
+"""The names of terms of an L_p norm in messages. All other terms are differences of f and the network: the fit."""
+
+
 def not_met(target: Target, network: Network, request: Request) -> BoundNotMet:
     """Return the refusal for the best network that was built."""
     claim, error, eps = network.certificate, network.certificate.error, request.goal
@@ -47,6 +51,9 @@ def not_met(target: Target, network: Network, request: Request) -> BoundNotMet:
     why = ""
     if not claim.complete:
         why = f" {OUT_OF_TIME}: a larger eps, or a smaller box, is easier to prove. {more_time(request.seconds)}."
+    if request.p < math.inf and claim.bound is not None and claim.terms:
+        largest = max(claim.terms, key=lambda term: term.value)
+        why = f" The largest part is {PARTS.get(largest.name, 'the fit')}: {largest.value:.2g}.{why}"
     is_known = error is not None and 0 < error <= _largest_value(target)
     least = f"eps ≥ {round_above(error):.2g}" if error is not None and is_known else "a larger eps"
     change = f"{least}, or another construction (attnc plan lists them)"

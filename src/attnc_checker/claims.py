@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
@@ -30,6 +31,7 @@ class ByLeaves:
     bounds: tuple[float, ...] | None
     cuts: Rows | None  # the points, for each variable, at which enclosure leaves are cut further
     gap: float | None  # in enclosure leaves, rows whose scores are behind by more than this are left out
+    points: Rows  # for each variable, the ends of the box and the knots between them, in ascending order
 
     @property
     def encloses(self) -> bool:
@@ -138,7 +140,7 @@ def _evidence(
         require(are_alike, "enclosure leaves are for all of a box, or for none of it")
         bounds, gap = field(data, "leaf_bounds", tuple[float, ...] | None), field(data, "gap", float | None)
         require(gap is None or gap >= 0, f"the gap {gap} is negative")
-        return ByLeaves(leaves, bounds, field(data, "cuts", Rows | None), gap)
+        return ByLeaves(leaves, bounds, field(data, "cuts", Rows | None), gap, _points(data, ends, leaves))
     if method == STAGED:
         return read_stages(data, variables)
     rows = field(data, "table", Rows | None)
@@ -152,6 +154,19 @@ def _evidence(
         if not all(lo <= x <= hi for x, (lo, hi) in zip(row, ends, strict=False)):
             raise Refused(f"the point in row {number} of the table lies outside of the box")
     return AtPoints(rows)
+
+
+def _points(data: Object, ends: tuple[Ends, ...], leaves: tuple[Leaf, ...]) -> Rows:
+    """Return, for each variable, the ends and the knots between them. Most certificates have no knots."""
+    knots = field(data, "knots", Rows | None)
+    if knots is None:
+        return ends
+    require(len(knots) == len(ends), f"there are knots for {len(knots)} variables of {len(ends)}")
+    require(leaves[0].kind != ENCLOSURE, "enclosure leaves have no knots")
+    points = tuple((lo, *inner, hi) for (lo, hi), inner in zip(ends, knots, strict=True))
+    is_ascending = all(x < y for side in points for x, y in itertools.pairwise(side))  # False for nan
+    require(is_ascending, "the knots do not lie inside of the box, in ascending order")
+    return points
 
 
 def _ends(box: Object, core: Ends | None) -> tuple[tuple[Ends, ...], frozenset[int]]:

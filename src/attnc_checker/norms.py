@@ -35,7 +35,7 @@ class Integral(Subject):
 def by_leaves(claim: Claim, evidence: ByLeaves, prover: Prover) -> Proof:
     """Return the proof of a claim about the largest error or about an L_p norm."""
     if claim.norm == LARGEST_ERROR:
-        subject = Subject(claim, evidence.leaves, [claim.bound] * len(evidence.leaves), prover)
+        subject = Subject(claim, evidence.leaves, [claim.bound] * len(evidence.leaves), prover, evidence.points)
         return Proof([subject], scope=claim.scope)
     if evidence.bounds is None or len(evidence.bounds) != len(evidence.leaves):
         raise Refused(f"with the norm {claim.norm} every leaf needs a bound of its own")
@@ -47,5 +47,5 @@ def by_leaves(claim: Claim, evidence: ByLeaves, prover: Prover) -> Proof:
             raise Refused(f"the leaves add up to the norm {float(norm):.9g}, the bound is {claim.bound:.9g}")
         return float(norm)
 
-    subject = Integral(claim, evidence.leaves, evidence.bounds, prover, p=p)
+    subject = Integral(claim, evidence.leaves, evidence.bounds, prover, evidence.points, p=p)
     return Proof([subject], conclude, f"in the norm L_{claim.norm} over the box")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from flint import arb, fmpq
 
 from attnc_checker.cells import Cell, Leaf
-from attnc_checker.claims import Claim
+from attnc_checker.claims import Claim, Rows
 from attnc_checker.deep.claims import StageClaim
 from attnc_checker.files import Refused, require
 from attnc_checker.leaves import Prover
@@ -32,6 +32,17 @@ Job = tuple[int, int]
 """The index of a subject, and the index of one of its leaves."""
 
 
+def place(points: Sequence[float], t: fmpq) -> fmpq:
+    """Map t ∈ [0, 1] to the side of a box, linearly between each two of its n + 1 points, the k-th of which is at k/n.
+
+    The map ascends, from end to end. So cells of [0, 1] that cover it without overlap do the same on the side.
+    """
+    n = len(points) - 1
+    k = min(int((n * t).floor()), n - 1)
+    lo, hi = exact(points[k]), exact(points[k + 1])
+    return lo + (n * t - k) * (hi - lo)
+
+
 @dataclass(frozen=True)
 class Subject:
     """The whole network or one of its stages, with the claim that it is within a bound of a function on a box."""
@@ -40,13 +51,14 @@ class Subject:
     leaves: Sequence[Leaf]
     bounds: Sequence[float]  # one for each leaf
     prover: Prover
+    points: Rows | None = None  # for each variable, the ends of the box and the knots between them; None: no knots
     narrowed: dict[Cell, Prover] = field(default_factory=dict)
 
     def sides(self, cell: Cell) -> list[tuple[fmpq, fmpq]]:
-        """Return the sides of a cell as exact rationals. The ends of the box are float64 numbers."""
-        level, index = cell
-        whole = [(exact(lo), (exact(hi) - exact(lo)) / 2**level) for lo, hi in self.claim.ends]
-        return [(lo + i * width, lo + (i + 1) * width) for (lo, width), i in zip(whole, index, strict=True)]
+        """Return the sides of a cell as exact rationals. The ends of the box and the knots are float64 numbers."""
+        (level, index), points = cell, self.points or self.claim.ends
+        sides = zip(points, index, strict=True)
+        return [(place(side, fmpq(i, 2**level)), place(side, fmpq(i + 1, 2**level))) for side, i in sides]
 
     def box(self, cell: Cell) -> Box:
         return Box.between(self.sides(cell))

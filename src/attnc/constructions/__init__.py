@@ -1,5 +1,6 @@
 """Each theorem by name, with its own parameters: Target → Program and Bound."""
 
+from attnc.constructions.beyond.affine_cells import affine_cells
 from attnc.constructions.beyond.binomial import binomial
 from attnc.constructions.beyond.compose import compose
 from attnc.constructions.beyond.gates import gates
@@ -23,6 +24,7 @@ __all__ = [
     "Construction",
     "Estimate",
     "Request",
+    "affine_cells",
     "attention_softmax",
     "binomial",
     "compose",

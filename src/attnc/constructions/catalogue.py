@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from attnc.constructions.beyond.affine_cells import AFFINE_CELLS
 from attnc.constructions.beyond.binomial import BINOMIAL
 from attnc.constructions.beyond.compose import COMPOSE
 from attnc.constructions.beyond.gates import GATES_CONSTRUCTION
@@ -22,6 +23,7 @@ CATALOGUE: list[Construction] = [
     GATES_CONSTRUCTION,
     GRADED,
     BINOMIAL,
+    AFFINE_CELLS,
     MAX_AFFINE,
     MAX_AFFINE_CROSS,
     TWO_LAYER,

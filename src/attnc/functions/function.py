@@ -7,7 +7,7 @@ interval arithmetic, Taylor jets, kink finders, proofs on half-lines and gates r
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -168,8 +168,8 @@ class ElementaryFunction:
         The arguments at which a slope is infinite, as for sqrt at 0.
     chooses
         Whether the function picks one of its arguments by size. It may then have a kink where two arguments are equal.
-    is_continuous
-        False for a function that jumps.
+    jumps
+        For a function that jumps: from an interval [lo, hi] to the arguments in it at which it does.
     asymptotes
         The asymptotes, by the sign of the infinity that the argument goes to.
     gate
@@ -190,10 +190,14 @@ class ElementaryFunction:
     kinks: tuple[float, ...] = ()
     singularities: tuple[float, ...] = ()
     chooses: bool = False
-    is_continuous: bool = True
+    jumps: Callable[[float, float], Iterable[float]] | None = None
     asymptotes: Mapping[int, Asymptote] = field(default_factory=dict)
     gate: GateRecipe | None = None
     other_names: tuple[str, ...] = ()
+
+    @property
+    def is_continuous(self) -> bool:
+        return self.jumps is None
 
     @property
     def has_kinks(self) -> bool:

@@ -6,7 +6,7 @@ A jet takes one side of a kink where the ranges prove which. Elsewhere there is 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import reduce
 from typing import Any
@@ -158,13 +158,15 @@ def _two_lines(
     )
 
 
-def _steps(name: str, value: Callable[[Array], Array]) -> ElementaryFunction:
+def _steps(
+    name: str, value: Callable[[Array], Array], jumps: Callable[[float, float], Iterable[float]]
+) -> ElementaryFunction:
     """An increasing step function. Its slope is 0 between jumps, and unbounded above over a jump."""
 
     def slope(x: Interval, y: Interval) -> Interval:
         return Interval(np.zeros(y.shape), np.where(y.lo < y.hi, np.inf, 0.0))
 
-    return ElementaryFunction(name, value, _exact_range(value), step_jet(value), slope=slope, is_continuous=False)
+    return ElementaryFunction(name, value, _exact_range(value), step_jet(value), slope=slope, jumps=jumps)
 
 
 def _relu(x: Array) -> Array:
@@ -192,5 +194,5 @@ CLIP = ElementaryFunction(
     chooses=True,
     gate=PickedValue(),
 )
-SIGN = replace(_steps("sign", np.sign), asymptotes=levels(-ONE, ONE, _sign_remainder))
-FLOOR = _steps("floor", np.floor)
+SIGN = replace(_steps("sign", np.sign, lambda lo, hi: (0.0,)), asymptotes=levels(-ONE, ONE, _sign_remainder))
+FLOOR = _steps("floor", np.floor, lambda lo, hi: range(math.ceil(lo), math.floor(hi) + 1))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -232,8 +233,12 @@ class Certificate:
         leaves = self._leaves.leaves
         level = np.array([leaf.level for leaf in leaves])[:, None]
         index = np.array([leaf.index for leaf in leaves]).reshape(len(leaves), -1)
-        lo = box.lo + box.widths * index / 2.0**level
-        return lo, lo + box.widths / 2.0**level
+        lo, hi = index / 2.0**level, (index + 1) / 2.0**level
+        for axis, inner in enumerate(self._leaves.knots or ((),) * box.d):
+            ends = [box.lo[axis], *inner, box.hi[axis]]
+            for side in (lo, hi):
+                side[:, axis] = np.interp(side[:, axis], np.linspace(0, 1, len(ends)), ends)
+        return lo, hi
 
     def worst_box(self, box: Box) -> dict[str, tuple[float, float]] | None:
         """Return the ends of the leaf with the largest bound, by variable. None if there are no leaves."""
@@ -258,7 +263,7 @@ class Certificate:
             **{name: _plain(getattr(self, name)) for name in CLAIM_FIELDS},
             "leaves": [*_plain(leaves), *([TAIL_LEAF, side] for side in leaves.tails)],
             "leaf_bounds": leaves.bounds.tolist(),
-            **_stated(core=leaves.core, cuts=leaves.cuts, gap=leaves.gap),
+            **_stated(core=leaves.core, cuts=leaves.cuts, gap=leaves.gap, knots=leaves.knots),
             **({} if leaves.beyond is None else {"beyond": dataclasses.asdict(leaves.beyond)}),
             "truncation": self.truncation,
             **({} if points is None else {"points": points.count, "table": _plain(points.table)}),
@@ -364,7 +369,19 @@ def _read_leaves(data: Mapping[str, Any]) -> Leaves:
         _typed(data.get("cuts", []), Rows),
         _typed(data.get("beyond"), Beyond | None),
         _typed(data.get("gap"), float | None),
+        _read_knots(data),
     )
+
+
+def _read_knots(data: Mapping[str, Any]) -> Rows:
+    """Read the knots of every variable. Raise ValueError unless they are 2^k − 1 ascending points inside of the box."""
+    knots = _typed(data.get("knots", []), Rows)
+    ends = [_typed(pair, tuple[float, float]) for pair in data["box"].values()] if knots else []
+    for (lo, hi), inner in zip(ends, knots, strict=bool(knots)):
+        points = [lo, *inner, hi]
+        if (len(points) - 1).bit_count() != 1 or any(x >= y for x, y in itertools.pairwise(points)):
+            raise ValueError(f"expected 2^k − 1 ascending knots between {lo} and {hi}, found {inner!r:.80}")
+    return knots
 
 
 def _read_heads(entries: list[Any]) -> tuple[HeadProof, ...]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,10 +15,11 @@ import numpy as np
 from attnc.errors import InputError, ProgramError
 from attnc.ir.program import Program
 from attnc.numerics.arrays import Int
+from attnc.numerics.bisection import least
 from attnc.numerics.limits import time_share
 from attnc.numerics.rounding import up
 from attnc.proofs.cells.branching import Covering, branch_and_bound
-from attnc.proofs.cells.dyadic import cell_boxes
+from attnc.proofs.cells.dyadic import GradedBox, cell_boxes
 from attnc.proofs.cells.integral import bound_integral
 from attnc.proofs.cells.intervals import cells_within
 from attnc.proofs.cells.kind import Bounds, Goal, Kind
@@ -31,6 +33,7 @@ from attnc.proofs.rounding.program import Roundings, roundings
 from attnc.proofs.stages.extraction import OneStage, stages
 from attnc.targets.box import Box
 from attnc.targets.expressions.expression import Expression
+from attnc.targets.expressions.kinks import jumps_across
 from attnc.targets.target import Target
 
 MAX_VARIABLES = 3
@@ -67,6 +70,12 @@ selection leaves are compared. Measured: with 16 cells one proof has 64 leaves i
 longer. Between 32 and 2,048 points nothing changes but the time."""
 REACHES = (4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, *(2.0**n for n in (7, 8, 9, 10, 12, 14, 17, 20)))
 """The distances from 0 at which the tails of an infinite box may begin."""
+JUMP_LINES, JUMP_OCTAVES = 16, 500
+"""Number of lines across a jump, and largest number of octaves of distances from it, on which the end of its layer is
+sought. Floats have 1,022 octaves below 1; half of them are left for products."""
+GRADED_ROUNDINGS = 2.0**21
+"""Least near end of a cell beside a jump at 0, in roundings of its far end. Selection leaves take scores to be off by
+2^7 roundings of the largest in up to 2^8 times as large cells, and 2^6 times these errors tell scores apart."""
 
 
 KindMaker = Callable[[OneStage, Target], Kind]
@@ -137,14 +146,31 @@ def _by_selection(
 
 
 def _with_jumps(target: Target, found: Covering) -> dict[str, float]:
-    """Return the terms of an L_p norm. The share of cells across which the target jumps becomes the term "jump"."""
+    """Return the terms of an L_p norm. The share of cells in layers about jumps becomes the term "jump".
+
+    These are the cells across which the target jumps, and with knots all cells between the two knots beside a jump.
+    """
     if target.expression is None or target.is_continuous or found.shares is None:
         return found.ledger
-    cells = cells_within(target.box, *cell_boxes(target.box, found.cells.level, found.cells.index))
+    cells = cells_within(target.box, *cell_boxes(found.box, found.cells.level, found.cells.index))
     slopes = target.expression.ranges_and_gradients(cells, violations="infinite")[1]
-    share = float(found.shares[~np.isfinite(slopes.mag).all(axis=(1, 2))].sum())
+    is_layer = ~np.isfinite(slopes.mag).all(axis=(1, 2))
+    knots = found.box.knots if isinstance(found.box, GradedBox) else ()
+    for axis, (inner, jumps) in enumerate(zip(knots, jumps_across(target.expression, target.box) or (), strict=False)):
+        points = np.array([-np.inf, *inner, np.inf])
+        after = np.searchsorted(points, jumps)
+        is_within = (cells.lo[:, axis, None] >= points[after - 1]) & (cells.hi[:, axis, None] <= points[after])
+        is_layer |= is_within.any(axis=1)
+    share = float(found.shares[is_layer].sum())
     jump = float(up(share * found.bound, 16))
     return {name: float(up((1 - share) * value, 16)) for name, value in found.ledger.items()} | {"jump": jump}
+
+
+def _graded(least: float, most: float, ratio: float) -> Iterator[float]:
+    """Yield distances from `least` on, each a multiple of the one before, below `most`."""
+    while least < most:
+        yield least
+        least *= ratio
 
 
 def _with_outputs(target: Target, outputs: np.ndarray) -> Target:
@@ -233,11 +259,50 @@ class _StageTask:
         return proof_by_leaves(best, tails=tails, beyond=beyond)
 
     def _prove_norm(self, goal: float, request: ProofRequest) -> Proof:
-        box, p = self.target.box, request.p
-        way = self._way_of_norm(PEAK * goal / math.prod(width ** (1 / p) for width in box.widths))
+        p, level = request.p, PEAK * goal / math.prod(width ** (1 / request.p) for width in self.target.box.widths)
+        box, way = self._graded_box(FAR_BELOW * goal, p), self._way_of_norm(level)
         budget = dataclasses.replace(request, cells=min(request.cells, MOST_NORM_CELLS))
         found = bound_integral(way.kinds, box, p, goal=goal, start_level=way.start_level, budget=budget)
         return proof_by_leaves(found, ledger=_with_jumps(self.target, found))
+
+    def _graded_box(self, level: float, p: float) -> Box:
+        """Return the box with knots about the places where f jumps, for cells that are narrow across a jump only."""
+        expression, box = self.target.expression, self.target.box
+        places = None if expression is None or self.target.is_continuous else jumps_across(expression, box)
+        if places is None or not any(places):
+            return box
+        return GradedBox.of(box, tuple(self._knots(axis, jumps, level, p) for axis, jumps in enumerate(places)))
+
+    def _knots(self, axis: int, jumps: Sequence[float], level: float, p: float) -> tuple[float, ...]:
+        """Return 2^k − 1 points: the ends of the layers about jumps, and middles of the widest intervals between them.
+
+        The layer about a jump ends where selection leaves enclose the network to within the level. It need not be so
+        narrow that its share of the L_p norm is far below the level.
+        """
+        box = self.target.box
+        ends = [float(box.lo[axis]), *jumps, float(box.hi[axis])]
+        lines = box.lo + np.random.default_rng(0).random((JUMP_LINES, box.d)) * box.widths
+        selection, found = SelectionKind(self.stage, self.target, self.rounding.roundings), {ends[0], ends[-1]}
+        size = max(level, float(np.abs(self.target(lines)).max()))
+        octaves = min(JUMP_OCTAVES, 1 + p * math.log2(size / level))
+
+        def is_selected(x: float, room: float, octave: float) -> bool:
+            """Whether the network is enclosed between x + z and x + 2z, z = room·2^octave, on all lines."""
+            z, centres, radii = room * 2.0 ** round(octave), lines.copy(), np.zeros_like(lines)
+            centres[:, axis], radii[:, axis] = x + 1.5 * z, abs(z) / 2
+            return bool((selection.ranges(centres, radii).width <= level).all())
+
+        for x, side in itertools.product(jumps, (-1.0, 1.0)):
+            room = min((side * (end - x) for end in ends if side * (end - x) > 0), default=0.0) / 8
+            octave = least(-octaves, 0.0, functools.partial(is_selected, x, side * room), 1.0)
+            width = max(room * 2.0 ** round(octave), 2 * math.ulp(x))
+            distances = _graded(width, 4 * room, 1 / (GRADED_ROUNDINGS * self.rounding.roundings.unit))
+            found |= {x + side * z for z in distances if z == width or z > abs(x)}
+        knots = sorted(found)
+        while (len(knots) - 1).bit_count() > 1:
+            widest = int(np.argmax(np.diff(knots)))
+            knots.insert(widest + 1, knots[widest] / 2 + knots[widest + 1] / 2)
+        return tuple(knots[1:-1])
 
     def _without_tails(self, goal: float) -> tuple[_StageTask, dict[int, float], Beyond | None]:
         """Split an infinite box: return the task on a finite core, and the bounds of the tails beyond it, by side.

@@ -10,9 +10,10 @@ import numpy as np
 from attnc.numerics.arrays import Float
 from attnc.numerics.bound import Term
 from attnc.proofs.cells.branching import Covering, Leaf
+from attnc.proofs.cells.dyadic import GradedBox, Knots
 
 REASONS = {
-    "jump": "cells across which f jumps or is infinitely steep: at most the height of the jump, on their small volume",
+    "jump": "cells beside a jump of f, or where f is infinitely steep: about the height of the jump, on a small volume",
     "tail": "beyond the core of an infinite box, by the limits of the weights",
     "approximation": "the difference of the Taylor polynomials of f and of the network on the worst cell",
     "remainder": "the remainders of these polynomials, and the rounding of the proof itself",
@@ -52,7 +53,8 @@ class Leaves:
 
     An infinite box of one variable has a finite `core`, which the leaves cover, and the tails beyond it in `tails`.
     Enclosure leaves are cut further at the points `cuts`, one list for each variable, and leave out rows of keys whose
-    scores are behind by `gap`. A file may leave out the bounds.
+    scores are behind by `gap`. With `knots`, sides of the box are cut at these points first. A file may leave out the
+    bounds.
 
     Attributes
     ----------
@@ -70,6 +72,8 @@ class Leaves:
         The rounding beyond the core; None if the tails are about exact arithmetic.
     gap : float or None
         The gap behind the best score from which enclosure leaves leave out rows of keys.
+    knots : tuple of tuples of float
+        Per variable, the points at which its side is cut into 2^k parts at level k. Without any, all parts are equal.
 
     Examples
     --------
@@ -86,9 +90,10 @@ class Leaves:
     cuts: tuple[tuple[float, ...], ...] = ()
     beyond: Beyond | None = None
     gap: float | None = None
+    knots: Knots = ()
 
     def __eq__(self, other: object) -> bool:
-        names = ("leaves", "core", "tails", "cuts", "beyond", "gap")
+        names = ("leaves", "core", "tails", "cuts", "beyond", "gap", "knots")
         return (
             isinstance(other, Leaves)
             and all(getattr(self, name) == getattr(other, name) for name in names)
@@ -219,5 +224,6 @@ def proof_by_leaves(
         tuple(tuple(points.tolist()) for points in cuts),
         beyond,
         gap,
+        box.knots if isinstance(box, GradedBox) else (),
     )
     return Proof(bound, terms, evidence, covering.complete)

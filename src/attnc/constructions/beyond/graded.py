@@ -23,12 +23,12 @@ from attnc.constructions.fitting.key_group import (
 )
 from attnc.constructions.fitting.kinks import Kink, find_kinks
 from attnc.constructions.fitting.minimax import Function, chebyshev, fit_values
-from attnc.constructions.fitting.search import least
 from attnc.constructions.fitting.selection import allowed_anchors
 from attnc.constructions.fitting.stored_head import MeasuredHead, check_unary, measured, store, unary_construction
 from attnc.errors import BoundNotMet, DomainError, real_number
 from attnc.ir.soft_head import SoftHead
 from attnc.numerics.arrays import Float
+from attnc.numerics.bisection import least
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.numerics.threads import one_thread
 from attnc.targets.box import Box

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ class CellHead:
     dtype: str
     scale: Float[np.ndarray, " d"]
     offset: Float[np.ndarray, " d"]
-    cells: SoftHead[np.ndarray]  # slopes 2L_j and offsets bias_j; values of all positions, cells first
+    cells: SoftHead[np.ndarray]  # slopes 2L_j, offsets bias_j, values of all positions, cells first; carries x, not y
     beta: float
     positions: Positions
 
@@ -92,6 +93,11 @@ class CellHead:
             builder.set(np.arange(i, self.num_keys, n), f"key.{place}", 1.0)
         for j in range(len(self.outputs)):
             builder.set(keys, f"value.{j}", self.cells.values[:, j])
+        if self.cells.carried is not None:
+            for j, axis in itertools.product(range(len(self.outputs)), range(len(axes))):
+                token, column = divmod(axis, len(builder.channels_in))
+                coefficients = self.cells.carried[:, j, axis]
+                builder.link(keys, f"value.{j}", token, builder.channels_in[column], coefficients)
 
     def attention(self, query_channels: tuple[str, ...], key_channels: tuple[str, ...]) -> Attention:
         """Return one head over states with these channels. It is cross-attention if the two sides differ."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from attnc.constructions.built import Built, require, too_many_anchors
 from attnc.constructions.construction import Estimate, Request, finite_box, function
-from attnc.constructions.fitting.search import Bracket, least
+from attnc.constructions.fitting.search import Bracket
 from attnc.constructions.fitting.selection import (
     CellSelection,
     Positions,
@@ -28,6 +28,7 @@ from attnc.constructions.fitting.selection import (
 from attnc.errors import BoundNotMet, InputError
 from attnc.ir.program import Program
 from attnc.numerics.arrays import Float
+from attnc.numerics.bisection import least
 from attnc.numerics.bound import Bound, Term
 from attnc.numerics.intervals import Interval
 from attnc.numerics.limits import check_time
@@ -513,13 +514,14 @@ class GridBuilder(abc.ABC, Generic[Cells]):
         anchors, size = self.cost(needed)
         bound = reachable.value * request.goal / self._share
         is_many = anchors > request.max_anchors
+        thin = "" if target.is_continuous else " for a thin boundary layer of cells across which f jumps"
         limit = f"max_anchors={request.max_anchors:,}" if is_many else f"max_bytes={request.max_bytes:,}"
         smaller = replace(self, request=replace(request, eps=None, points_per_axis=counts, progress=None))
         return too_many_anchors(
             target,
             request.goal,
             f"a grid of {' × '.join(map(_about, needed))} cells",
-            f"about {_about(anchors)} anchors ({_about(math.ceil(size / 2**20))} MiB)",
+            f"about {_about(anchors)} anchors ({_about(math.ceil(size / 2**20))} MiB){thin}",
             limit,
             bound,
             reachable.cell,

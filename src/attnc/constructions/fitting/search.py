@@ -6,7 +6,7 @@ at most a goal.
 `fewest` tries sizes from a ladder until one meets the goal. Bisection between that size and the largest one that failed
 then finds the fewest keys. `tightened` asks for a smaller error whenever a trial misses the goal. `thinned` shortens
 the axes of a grid one by one. `Bracket` does the same as `fewest` for a positive factor, such as the density of a grid,
-if the error determines the next factor. `least` bisects a real number between two ends. `lowest` finds a low error over
+if the error determines the next factor. `lowest` finds a low error over
 several real numbers: from a coarse net, then by `descend`.
 
 Examples
@@ -26,11 +26,6 @@ A network whose error is three times the one that it is asked for: it is asked f
 ... )
 >>> round(found.met.size, 3), len(found.failed)
 (0.333, 1)
-
-The least number whose square is at least 2, to 1e-6:
-
->>> round(least(0.0, 2.0, lambda x: x * x >= 2, 1e-6), 5)
-1.41421
 
 The minimum of (x − 1)² + (y + 2)², by steps along the axes:
 
@@ -202,16 +197,6 @@ class Bracket:
     def is_within(self, ratio: float) -> bool:
         """Whether both sides are known, and less than this ratio apart."""
         return self.misses > 0 and self.meets / self.misses < ratio
-
-
-def least(low: float, high: float, is_met: Callable[[float], bool], precision: float) -> float:
-    """Return the least number that meets a condition, given that `high` meets it and `low` does not.
-
-    A precision of 0 asks for all digits.
-    """
-    while high - low > precision and low < (middle := 0.5 * (low + high)) < high:
-        low, high = (low, middle) if is_met(middle) else (middle, high)
-    return high
 
 
 THOROUGH_KEYS = 16

@@ -1,16 +1,56 @@
-"""Dyadic cells of a box: at level n every side is cut into 2ⁿ equal parts, and cells are named by integers."""
+"""Dyadic cells of a box: at level n every side is cut into 2ⁿ parts, and cells are named by integers.
+
+The parts of a side are equal, unless it has knots (`GradedBox`): then cells may be narrow across one variable alone.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from attnc.numerics.arrays import Float, Int
+from attnc.numerics.rounding import up
 from attnc.targets.box import Box
 
+Knots = tuple[tuple[float, ...], ...]
+"""For each variable, points inside of the box in ascending order: none, or 2^k − 1."""
 _INDEX_BITS = 56  # a level and an index below 2^56 are one number of 63 bits: levels are below 128
+
+
+@dataclass(frozen=True, eq=False)
+class GradedBox(Box):
+    """A box whose sides have knots: 2^k − 1 points at which a side is cut at level k. Deeper cells are equal parts."""
+
+    knots: Knots
+
+    @classmethod
+    def of(cls, box: Box, knots: Knots) -> GradedBox:
+        return cls(box.names, box.lo, box.hi, knots)
+
+
+def _segments(box: Box, axis: int) -> list[float]:
+    """The ends of a side and its knots."""
+    inner = box.knots[axis] if isinstance(box, GradedBox) else ()
+    return [float(box.lo[axis]), *inner, float(box.hi[axis])]
+
+
+def volumes(box: Box, level: Int[np.ndarray, " cells"], index: Int[np.ndarray, "cells d"]) -> np.ndarray:
+    """Return the volumes of cells in units of that of the box, rounded up. Without knots they are exact powers of 2."""
+    if not isinstance(box, GradedBox):
+        return np.ldexp(1.0, -box.d * level)
+    found = np.ones(len(index))
+    for axis in range(box.d):
+        ends = np.array(_segments(box, axis))
+        depth = (len(ends) - 1).bit_length() - 1
+        above, below = np.maximum(depth - level, 0), np.maximum(level - depth, 0)
+        first = (index[:, axis] << above) >> below
+        widths = up(ends[first + (1 << above)] - ends[first]) / (ends[-1] - ends[0])
+        found = up(found * up(np.ldexp(widths, -below), 2))
+    return found
 
 
 def cells(d: int, level: int) -> Int[np.ndarray, "cells d"]:
@@ -37,29 +77,34 @@ def cell_boxes(
     """
     centres, radii = np.empty(index.shape), np.empty(index.shape)
     first_of_level = np.full(len(index), level, np.int64) << _INDEX_BITS
-    for axis, (lo, hi) in enumerate(zip(box.lo.tolist(), box.hi.tolist(), strict=True)):
-        (start, den), (end, den_hi) = lo.as_integer_ratio(), hi.as_integer_ratio()
-        scale = max(den, den_hi)  # both are powers of two
-        start, end = start * (scale // den), end * (scale // den_hi)
+    for axis in range(box.d):
+        ratios = [end.as_integer_ratio() for end in _segments(box, axis)]
+        scale = max(den for _, den in ratios)  # all are powers of two
+        ends = [num * (scale // den) for num, den in ratios]
         distinct, where = np.unique(first_of_level + index[:, axis], return_inverse=True)
         cells_there = zip(*(part.tolist() for part in np.divmod(distinct, 1 << _INDEX_BITS)), strict=True)
-        found = [_covering(start, end - start, scale, *cell) for cell in cells_there]
+        found = [_covering(_at(ends, n, i), _at(ends, n, i + 1), scale << n) for n, i in cells_there]
         centres[:, axis], radii[:, axis] = np.array(found).reshape(-1, 2)[where.ravel()].T
     return centres, radii
 
 
-def _covering(start: int, width: int, scale: int, level: int, i: int) -> tuple[float, float]:
-    """Return the float nearest to the middle of cell i of [start, start + width]/scale, and a radius to both ends.
+def _at(ends: Sequence[int], level: int, i: int) -> int:
+    """Return the point between the parts i − 1 and i of 2^level parts of a side, times 2^level."""
+    segment, rest = divmod(i * (len(ends) - 1), 1 << level)
+    inside = (ends[segment + 1] - ends[segment]) * rest if rest else 0
+    return (ends[segment] << level) + inside
 
-    The radius is the smallest float that reaches both ends. Ends, middles and the two floats are integers over the same
-    power of two, so the comparison is exact.
+
+def _covering(left: int, right: int, scale: int) -> tuple[float, float]:
+    """Return the float nearest to the middle of [left, right]/scale, and the smallest float radius to both ends.
+
+    Ends, middles and the two floats are integers over the same power of two, so the comparison is exact.
     """
-    whole = scale << (level + 1)
-    left = (start << (level + 1)) + 2 * width * i
-    centre = (left + width) / whole
+    whole = 2 * scale
+    centre = (left + right) / whole
     num, den = centre.as_integer_ratio()
     middle = num * (whole // den)
-    reach = max(left + 2 * width - middle, middle - left)
+    reach = max(2 * right - middle, middle - 2 * left)
     radius = reach / whole
     num, den = radius.as_integer_ratio()
     return centre, radius if num * (whole // den) >= reach else math.nextafter(radius, math.inf)

@@ -13,6 +13,7 @@ For several heads, the hulls of the values of their near keys are added.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,6 +35,9 @@ CELL_LEAK_SHARE = 2e-3
 """The part of a bound that the leak may add. It sets g, and g sets the reach of a key beyond its own cell. Chosen, not
 measured."""
 MOST_WINNERS = 48  # on a box with more near keys only the hull of their values is used; chosen, not measured
+SIZE_OCTAVES = 8
+"""Boxes with scores within this number of octaves are bounded together: the errors of their scores are those of the
+largest. With fewer octaves there are more, smaller batches."""
 CUTS_PER_BLOCK = 2**18  # pairs of keys whose half-spaces are cut at a time: 2 MB for each variable
 
 
@@ -55,12 +59,31 @@ class SelectionKind(Kind):
         return self.roundings is not None
 
     def bounds(self, centres: np.ndarray, radii: np.ndarray, goal: Goal) -> Bounds:
-        errors = np.zeros(len(self.stage.heads))
-        return Bounds(
-            self.over(
-                centres, radii, errors if self.roundings is None else score_errors(self.roundings, centres, radii)
-            )
-        )
+        upper = np.empty((len(centres), len(self.stage.constant.mid)))
+        for rows in self._alike(np.abs(centres) + radii):
+            upper[rows] = self.over(centres[rows], radii[rows], self._errors(centres[rows], radii[rows]))
+        return Bounds(upper)
+
+    def ranges(self, centres: np.ndarray, radii: np.ndarray) -> Interval:
+        """Return the ranges (boxes, outputs) of the heads together, for the weights of near keys in any proportion."""
+        errors = self._errors(centres, radii).tolist()
+        heads = zip(self.stage.heads, errors, strict=True)
+        nothing = Interval.point(np.zeros((len(centres), len(self.stage.constant.mid))))
+        return sum((NearValues(head, centres, radii, error).hulls() for head, error in heads), nothing)
+
+    def _errors(self, centres: np.ndarray, radii: np.ndarray) -> Float[np.ndarray, " heads"]:
+        if self.roundings is None:
+            return np.zeros(len(self.stage.heads))
+        return score_errors(self.roundings, centres, radii)
+
+    def _alike(self, reach: Float[np.ndarray, "boxes d"]) -> Iterator[Int[np.ndarray, " boxes"]]:
+        """Yield boxes with scores of about the same size: the errors of all are taken to be those of the largest."""
+        sizes = [
+            np.abs(head.offsets.mid).max() + reach @ np.abs(head.slopes.mid).max(axis=0) for head in self.stage.heads
+        ]
+        octaves = np.frexp(np.max(sizes, axis=0, initial=0.0))[1] // SIZE_OCTAVES
+        for group in np.unique(octaves):
+            yield np.flatnonzero(octaves == group)
 
     def over(
         self,

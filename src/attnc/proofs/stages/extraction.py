@@ -44,6 +44,10 @@ class OneStage:
         nothing = Enclosed.exact(np.zeros((1, 1)))
         return cls(heads, nothing[0], nothing)
 
+    def values(self, x: Float[np.ndarray, "points d"]) -> Float[np.ndarray, "points outputs"]:
+        """Return the outputs at points, to within rounding."""
+        return sum((head.mid(x) for head in self.heads), self.constant.mid + x @ self.linear.mid.T)
+
 
 @dataclass(frozen=True, eq=False)
 class FoldedStage(Generic[F]):
