@@ -226,7 +226,7 @@ def load_model(folder: str) -> Any:
     total = sum(os.path.getsize(os.path.join(folder, file)) for file in _weight_files(folder))
     for key, value in config.items():
         if "layer" in key and type(value) is int and value > min(MAX_MODEL_LAYERS, total // BYTES_PER_LAYER):
-            raise FileError(f"{folder!r}: {CONFIG} states {key} = {value:,}, and the weights have {total:,} bytes")
+            raise FileError(f"cannot load {folder!r}: {CONFIG} states {key} = {value:,} for weights of {total:,} bytes")
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
     kind: Any = getattr(transformers, name, None) if isinstance(name, str) else None
