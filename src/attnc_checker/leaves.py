@@ -12,6 +12,7 @@ selection  The gaps between the scores of a head give p_k ≤ e^{−g_k} p_j, wh
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from flint import arb
@@ -140,7 +141,8 @@ def linear(row: Row, box: Box) -> Poly:
 def _where_winning(leads: list[Row], slacks: list[arb], box: Box) -> Box | None:
     """Return a box around the points of the box at which lead_l ≥ −slack_l for all l, or None if there are none.
 
-    With y = x − c, lead(c) + Σ_i D_i y_i ≥ −slack cuts axis i: D_i y_i ≥ −(slack + lead(c) + Σ_{n≠i} |D_n| r_n).
+    With y = x − c, lead(c) + Σ_i D_i y_i ≥ −slack cuts axis i: D_i y_i ≥ −(slack + lead(c) + Σ_{n≠i} |D_n| r_n). Cuts
+    are rounded to float64 numbers, so that the other ends of the box stay where they are: a jump may be there.
     """
     lows, highs = [-r for r in box.half], list(box.half)
     for row, slack in zip(leads, slacks, strict=True):
@@ -149,14 +151,19 @@ def _where_winning(leads: list[Row], slacks: list[arb], box: Box) -> Box | None:
             return None
         for i, (D, r) in enumerate(zip(row[1:], box.half, strict=True)):
             if D > 0:
-                lows[i] = lows[i].max(r - room / D)
+                lows[i] = lows[i].max(_nearby(r - room / D, -math.inf))
             elif D < 0:
-                highs[i] = highs[i].min(room / -D - r)
+                highs[i] = highs[i].min(_nearby(room / -D - r, math.inf))
     ends = [(low.lower(), high.upper()) for low, high in zip(lows, highs, strict=True)]
     if any(low > high for low, high in ends):
         return None
     part = Box.between(ends)
     return Box([c + y for c, y in zip(box.centre, part.centre, strict=True)], part.half)
+
+
+def _nearby(x: arb, side: float) -> arb:
+    """Return a float64 number beside x, towards −∞ or ∞."""
+    return arb(math.nextafter(float(x.lower() if side < 0 else x.upper()), side))
 
 
 def _largest_mean(values: Vector, weights: Vector) -> arb:

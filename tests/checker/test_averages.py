@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnc_checker.averages import Average
+from attnc_checker.checking import precision
 from attnc_checker.forms import Head, dense
 from attnc_checker.jets import largest, over
 from attnc_checker.leaves import _largest_mean, _where_winning
@@ -368,3 +369,19 @@ def test_ranges_of_polynomials(seed, d, m):
     assert found <= limit or found <= float(abs(ball).upper())
     below = float(largest(poly, arb(0.9 * size), d))
     assert below > 0.9 * size
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_where_a_key_wins_ends_of_the_box_stay_exact(side):
+    """sign(x + y) may jump at a corner of the box, which a part of the box must not cross by a rounding."""
+    box = Box.between([(fmpq(71, 256), fmpq(142, 512) + fmpq(1, 1024))] * 2)
+    slope = arb(3) * (-1) ** side
+    with precision():
+        row = (-slope * arb(fmpq(71, 256) + fmpq(1, 3072)), slope, arb(0))  # positive beyond a third of the first side
+        part = _where_winning([row], [arb(0)], box)
+        kept, cut = (part.sides[0][end] for end in (1 - side, side))
+        assert kept == box.sides[0][1 - side]
+        assert part.sides[1] == box.sides[1]
+        third = arb(fmpq(71, 256) + fmpq(1, 3072))
+        assert (cut - third) * (-1) ** side <= 0
+        assert abs(cut - third) < 1e-15
