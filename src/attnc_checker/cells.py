@@ -12,9 +12,11 @@ from attnc_checker.files import BadFile, Refused, require, typed
 MAX_LEVEL = 128
 """Largest number of halvings of the box along each axis. A finer cell is narrower than the last place of its ends."""
 MAX_ORDERS = (24, 20, 12, 8)
-"""Highest Taylor orders in one, two, three and more variables. They bound the time of a check; not tuned."""
+"""Highest Taylor orders in one, two, three and more variables. attnc uses at most 16, 16, 12 and 4. A product of two
+polynomials of the highest order takes less than 10 ms."""
 MAX_PRODUCTS = 2**24
-"""Largest number of products of monomials when two polynomials are multiplied. It bounds the time; not tuned."""
+"""Largest number of products of monomials when two polynomials are multiplied: about 4 s, at 0.25 µs each. In up to
+four variables MAX_ORDERS allow 27,132."""
 
 Ends = tuple[float, float]
 """The lower and the upper end of an interval."""

@@ -21,8 +21,8 @@ from attnc_checker.forms import ONE, SMALLEST, ZERO, Form, Head, Key, Terms, com
 from attnc_checker.program import AffineLayer, AttentionLayer, Matrix, Program, SoftmaxLayer, Stream
 
 MAX_KEYS = 2**18
-"""Largest number of keys of all heads together. It bounds the time of a check: a small file can have many keys. Not
-tuned."""
+"""Largest number of keys of all heads together, as a small file can have many keys. A key takes 140 µs and 7 kB. So
+this number takes 36 s and 1.9 GB, more than the default limit on memory."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,7 +26,8 @@ FINE = 8
 """In d variables, far keys are left out in cells down to the level FINE/d. Finer cells would be too many to store."""
 
 AT_ONCE = 16
-"""The number of leaves that a process gets at a time, and the number per process. Not tuned."""
+"""The number of leaves that a process gets at a time, and the number per process. In the corpus a leaf takes 1 to 40
+ms, so that 16 take 16 to 640 ms."""
 
 Job = tuple[int, int]
 """The index of a subject, and the index of one of its leaves."""

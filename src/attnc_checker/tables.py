@@ -11,11 +11,8 @@ from attnc_checker.claims import AtPoints, Claim, Rows
 from attnc_checker.expressions import Function, Operation
 from attnc_checker.leaves import Prover
 from attnc_checker.program import exact
-from attnc_checker.proving import Proof, Subject
+from attnc_checker.proving import FINE, Proof, Subject
 from attnc_checker.ranges import Box
-
-LEVEL = 8
-"""The level of the cell around a point in which far keys are left out: 256 cells along each axis. Not tuned."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +28,7 @@ class Table(Subject):
         shares = [
             (exact(x) - exact(lo)) / (exact(hi) - exact(lo)) for x, (lo, hi) in zip(point, self.claim.ends, strict=True)
         ]
-        cell = LEVEL, tuple(min(2**LEVEL - 1, int((share * 2**LEVEL).floor())) for share in shares)
+        cell = FINE, tuple(min(2**FINE - 1, int((share * 2**FINE).floor())) for share in shares)
         prover, box = replace(self.near(cell), function=constants(values)), Box([*map(arb, point)], [arb(0)] * d)
         where = ", ".join(f"{name} = {x:.6g}" for name, x in zip(self.claim.variables, point, strict=True))
         name = f"the row leaf {n}, {where},"

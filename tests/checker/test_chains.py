@@ -171,12 +171,13 @@ def test_a_link_must_prove_its_reach(tmp_path):
 
 def test_links_hold_the_rounding_of_inputs_and_averages(tmp_path):
     """At x = 0.7, which float32 does not hold. All values are 0.3·x, and so is their average, up to its rounding."""
-    way, slope = way_of(tmp_path / "net", chained(np.full((3, 1), 0.3), dtype=np.float32)), np.float32(0.3)
-    ((_, _, (x, link)),) = way.states(arb(0.7), arb(0.7))
-    assert x.contains(arb(float(np.float32(0.7))))
-    rounded = float(slope * np.float32(0.7))
+    way, x = way_of(tmp_path / "net", chained(np.full((3, 1), 0.3), dtype=np.float32)), np.float32(0.7)
+    ((_, _, (cast, _)),) = way.states(arb(0.7), arb(0.7))
+    assert cast.contains(arb(float(x)))
+    (link,) = way.links
+    average, product = link([arb(float(x))], way.arithmetic), float(np.float32(0.3) * x)
     for ulps in (-3, 0, 3):
-        assert link.contains(arb(rounded + ulps * 2.0**-26))
+        assert average.contains(arb(product + ulps * 2.0**-26))
 
 
 def test_a_link_of_two_variables_is_refused(tmp_path):
@@ -209,17 +210,19 @@ def test_rows_that_are_left_out_are_paid_for(tmp_path, far, gap, bound):
 
 def test_scores_that_are_no_sums_of_rows_are_paid_for(tmp_path):
     """Both rows of a key are behind by 2, and the key, with 4 more, is not. Its value is 1000, and the average 440."""
-    anchors = np.array([[-2.0, -2.0], [-2.0, 2.0], [2.0, -2.0], [2.0, 2.0]])
-    program = linked(lattice_program(anchors, np.array([1000.0, 0.0, 0.0, 0.0]), [1.0, 1.0], [0.0, 0.0], 0.5))
+    anchors = np.array([[2.0, 2.0], [2.0, -2.0], [-2.0, 2.0], [-2.0, -2.0]])
+    program = linked(lattice_program(anchors, np.array([0.0, 0.0, 0.0, 1000.0]), [1.0, 1.0], [0.0, 0.0], 0.5))
     net = save(tmp_path / "net", program, "0*x", [(0.5, 1.0)] * 2, [["enclosure", 0, 0, 0]], 300.0, gap=1.5)
     proved(net)
 
     def raise_score(tensors):
         numbers = tensors["layers.3.embed.constant.values"]
-        numbers[np.flatnonzero(numbers == -8)[0]] = -(2.0**-40)
+        numbers[np.flatnonzero(numbers == -8)[-1]] = -(2.0**-40)
 
     edit(net, "tensors", raise_score)
     assert NOT_PROVED in refusal(net)
+    (subject,) = proof_of(*read(net)).subjects
+    assert subject.prover.outputs[0].growth >= arb(7.99).exp()  # weights are off by e^{2y} if scores are off by ±y
 
 
 def test_the_rounding_of_the_last_head_counts(tmp_path):

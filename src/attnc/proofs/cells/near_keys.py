@@ -25,7 +25,8 @@ from attnc.proofs.cells.intervals import affine_range, around, centred, hull, in
 PAIR_SECONDS = 4e-8  # counted for a box and a key that may be near it; measured, within a factor of 2
 FAR_BEHIND = 40.0  # keys behind by this plus log(number of keys) weigh together at most e^−40, below 10⁻¹⁷
 LEAK_GAPS = (1.0, 4.0, 10.0)
-"""Gaps that are tried: a key farther behind counts by its leak, not as a value of the hull. Chosen, not measured."""
+"""Gaps that are tried: a key farther behind counts by its leak, not as a value of the hull. Measured on 16 cases: with
+4 alone one bound is 0.2 % larger, and six gaps between 0.5 and 20 lower none."""
 PAIRS_PER_BATCH = 2**16  # pairs of a box and a key that are held together: 0.5 MB per array
 
 

@@ -18,6 +18,7 @@ from attnc.numerics.bound import Term
 from attnc.numerics.jet_tables import num_monomials
 from attnc.numerics.limits import is_time_over
 from attnc.numerics.rounding import up
+from attnc.proofs.cells.branching import FIRST_BATCH
 from attnc.proofs.cells.kind import Goal
 from attnc.proofs.kinds.rounded import RoundedKind, StageRounding
 from attnc.proofs.kinds.taylor import TaylorKind
@@ -29,7 +30,6 @@ from attnc.proofs.stages.extraction import stages
 from attnc.targets.expressions.taylor import Taylor
 from attnc.targets.target import Target
 
-POINTS_AT_ONCE = 1024  # points that are proved between two checks of the time; chosen, not measured
 MAX_STORED = 2**20  # the most numbers of a table that a certificate repeats for a checker: 20 MB of JSON
 
 
@@ -63,15 +63,15 @@ class PointProver(Prover):
         (stage, outputs), (rounds,) = found[0], roundings(program)
         rounding = StageRounding(stage, rounds, request.truncation, spare=POINT_ROUNDING)
         values, parts = target(points), list[tuple[np.ndarray, ...]]()
-        for start in range(0, len(points), POINTS_AT_ONCE):
+        for start in range(0, len(points), FIRST_BATCH):
             if is_time_over():
                 raise ProgramError(f"the time is not enough to prove all {len(points):,} points")
-            rows = slice(start, start + POINTS_AT_ONCE)
+            rows = slice(start, start + FIRST_BATCH)
             kind = RoundedKind(TaylorKind(stage, functools.partial(constants, values[rows][:, outputs]), 1), rounding)
             bounds = kind.bounds(points[rows], np.zeros_like(points[rows]), Goal(np.inf))
             off = up(bounds.terms["approximation"] + bounds.terms["remainder"])
             parts.append((bounds.upper, off, bounds.terms["rounding"]))
-            request.report((start + POINTS_AT_ONCE) / len(points))
+            request.report((start + FIRST_BATCH) / len(points))
         upper, off, rounded = (np.concatenate(column) for column in zip(*parts, strict=True))
         total = np.nan_to_num(upper, nan=math.inf, posinf=math.inf)
         worst = np.unravel_index(int(np.argmax(total)), total.shape)

@@ -32,9 +32,12 @@ from attnc.proofs.stages.extraction import OneStage
 from attnc.targets.target import Target
 
 CELL_LEAK_SHARE = 2e-3
-"""The part of a bound that the leak may add. It sets g, and g sets the reach of a key beyond its own cell. Chosen, not
-measured."""
-MOST_WINNERS = 48  # on a box with more near keys only the hull of their values is used; chosen, not measured
+"""The part of a bound that the leak may add. It sets g, and g sets the reach of a key beyond its own cell. Measured on
+12 cases: with twice as much one proof has 57 % more leaves, with ten times as much one bound is 2 % larger and one
+proof has 28 times as many leaves. With half, one bound is 0.9 % larger."""
+MOST_WINNERS = 2**6
+"""On a box with more near keys only the hull of their values is used. It is a power of two, as boxes are grouped by
+powers of two. Measured on 12 cases: with 32 one proof has 43 % more leaves, with 128 one has 14 % fewer."""
 SIZE_OCTAVES = 8
 """Boxes with scores within this number of octaves are bounded together: the errors of their scores are those of the
 largest. With fewer octaves there are more, smaller batches."""
@@ -157,7 +160,7 @@ class _Winners:
         row, key = batch.row[is_near], batch.key[is_near]
         counts = np.bincount(row, minlength=len(batch.boxes))
         found = np.where((counts <= MOST_WINNERS)[:, None], -np.inf, whole)
-        for size in (1, 2, 4, 8, 16, 32, MOST_WINNERS):
+        for size in (2**n for n in range(MOST_WINNERS.bit_length())):
             rows = np.flatnonzero((counts <= size) & (counts > size // 2))
             step = max(1, CUTS_PER_BLOCK // (size * size))
             for some in (rows[start : start + step] for start in range(0, len(rows), step)):

@@ -37,8 +37,9 @@ from attnc.targets.parts.part import function_of_t
 U = UNIT_ROUNDOFF["float64"]
 SLOPE_PIECES, PIECES_AT_ENDS = 128, 24
 """Pieces of the range of t on which slopes are enclosed if the box is divided. SLOPE_PIECES pieces have equal widths.
-PIECES_AT_ENDS more lie at each end, with widths that shrink to the error of t, because √t is steep there. The values
-are not tuned."""
+PIECES_AT_ENDS more lie at each end, with widths that shrink to the error of t, because √t is steep there. The checker
+has twice as many of both, so that its slopes are no wider. Measured on 9 compositions: with 64 equal pieces one bound
+is 2.6 % larger, with 32 it is 4 % larger."""
 BENT_HEADS = 3
 """Heads per box whose slopes are taken at both ends: each doubles the work, and the checker takes 3."""
 WIDE_SLOPES = 0.25
