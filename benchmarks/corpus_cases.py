@@ -214,6 +214,7 @@ def norms() -> Iterator[Case]:
         (2, "abs(x - 0.3)", box("x", -1, 1), 0.1, "max_affine"),
         (2, "sign(x) + x", box("x", -1, 1), 0.5, "two_layer"),
         (2, "x", box("x", 0, 1), 0.2, "attention_softmax"),
+        (4, "sign(x - 0.3)*floor(2*y)", box("xy", -1, 1), 0.1, "affine_cells"),
     ]
     for p, text, where, eps, construction in rows:
         options = {"norm": p, "construction": construction}
