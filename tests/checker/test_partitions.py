@@ -63,7 +63,7 @@ def test_partitions_are_re_proved(tmp_path, text, names, eps, options):
 
 @pytest.mark.parametrize(("text", "names", "eps"), [("sin(3*x)*y", "xy", 0.008), ("x + y + z + u + v", "xyzuv", 0.35)])
 def test_large_partitions_are_re_proved(tmp_path, text, names, eps):
-    """Of these only a theorem stated the bound: leaves of other kinds would take minutes."""
+    """Leaves of other kinds would take minutes, and before only a theorem stated these bounds."""
     net = partition(text, names, eps, {})
     assert net.num_anchors > 20_000
     reproved(tmp_path / "net", net)

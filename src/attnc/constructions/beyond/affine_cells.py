@@ -152,7 +152,7 @@ class AffineGrid:
         return np.asarray(values.transpose(0, 2, 1).reshape(len(points), -1, *[len(NODES)] * d))
 
     def along(self, axis: int) -> Float[np.ndarray, "cells outputs *nodes"]:
-        """Return the slopes of least squares along an axis, for all nodes of the others, in units of a half cell."""
+        """Fit a line along one axis by least squares, at every node of the other axes. Slopes are per half cell."""
         return np.asarray(np.tensordot(self.samples, NODES / (NODES @ NODES), axes=(axis + 2, 0)))
 
     @cached_property
