@@ -147,9 +147,9 @@ class Average:
             moved = total(abs(x @ terms - mean * delta[key] / delta[0]) for x, key in pairs)
             return mean + growth * (moved + bends @ abs(terms - mean))
 
-        change = 2 * most(rho)  # the largest change of a difference of scores on the box
+        behind = most(scores + rho) - scores + rho  # ≥ max s − s_k on the box
         errors = self.score_errors(box, arithmetic, [q @ column for column in self.parts])
-        tau = arithmetic.weights(errors, top + change - scores).each(arb.expm1)
+        tau = arithmetic.weights(errors, behind).each(arb.expm1)
         slack = 1 - mean_at_most(tau)
         is_known = bool(slack > 0)  # otherwise nothing is known about computed weights
         computed = share * (tau + 1) / slack if is_known else Vector([arb(1)] * len(tau))

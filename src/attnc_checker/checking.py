@@ -20,7 +20,7 @@ from pathlib import Path
 
 from flint import arb, ctx
 
-from attnc_checker.claims import LARGEST_ERROR, AtPoints, ByLeaves, Claim, read_claim
+from attnc_checker.claims import AtPoints, ByLeaves, Claim, read_claim
 from attnc_checker.deep.chains import Chain, Links
 from attnc_checker.deep.claims import Stages
 from attnc_checker.deep.composition import staged
@@ -183,7 +183,6 @@ def proof_of(claim: Claim, structure: object, tensors: dict[str, Tensor]) -> Pro
         reduction = Reduction(program, reach, is_deep=True)
         proof = staged(claim, evidence, reduction, arithmetic)
     elif isinstance(evidence, ByLeaves) and evidence.encloses and program.is_one_attention:
-        require(claim.norm == LARGEST_ERROR, "a partition is proved for the largest error, not for a norm")
         reduction = keys = Keys(program, reach)
         partition = Partition.over(keys, function, arithmetic, claim, evidence.gap)
         proof = replace(by_leaves(claim, evidence, partition), at_once=1)

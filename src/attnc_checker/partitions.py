@@ -229,8 +229,9 @@ class _Values:
         if arithmetic.u == 0:
             return arb(0)
         require(len(self.numbers) * arithmetic.u <= arb(1) / 8, "the head has more keys than the theorem covers")
-        far = leak * self.size
-        return arithmetic.sums(near, self.n, leak, far, self.size + far, self.size + far) + self.lost
+        far, none = leak * self.size, arb(0)
+        by_far_keys = arithmetic.sums(near, self.n, leak, far, self.size + far, self.size + far)
+        return by_far_keys.min(arithmetic.sums(len(self.numbers), self.n, none, none, self.size, self.size)) + self.lost
 
 
 @dataclass(frozen=True)
@@ -329,7 +330,8 @@ def _score_errors(keys: Keys, head: Head, arithmetic: Arithmetic) -> tuple[arb, 
 def _where_near(lines: list[Line], gap: arb, errors: list[arb]) -> list[Range]:
     """Return the ends of all X_m: s_{m+1} − s_m is −g at the lower end of X_{m+1} and g at the upper end of X_m.
 
-    Errors of the query change a difference of two rows, and are added to g.
+    Errors of the query change a difference of two rows, and are added to g. If rows do not take turns in the order of
+    their slopes, as after a cast to float32, the intervals are made longer until both their ends ascend.
     """
     lows, highs = [arb("-inf")], list[arb]()
     for a, b in itertools.pairwise(lines):
@@ -337,10 +339,9 @@ def _where_near(lines: list[Line], gap: arb, errors: list[arb]) -> list[Range]:
         moved = total(error * abs(arb(y - x)) for error, x, y in zip(errors, a.parts, b.parts, strict=True))
         highs.append(((meet + gap + moved) / steep).upper())
         lows.append(((meet - gap - moved) / steep).lower())
-    sides = [*zip(lows, [*highs, arb("inf")], strict=True)]
-    are_in_order = all(a[0] < b[0] and a[1] < b[1] and a[0] < a[1] for a, b in itertools.pairwise(sides))
-    require(are_in_order, "rows of a variable do not take turns in the order of their slopes")
-    return sides
+    lows = [*itertools.accumulate(reversed(lows), arb.min)][::-1]
+    highs = [*itertools.accumulate([*highs, arb("inf")], arb.max)]
+    return [(low, high.max(low)) for low, high in zip(lows, highs, strict=True)]
 
 
 def _most_at_once(sides: list[Range]) -> int:

@@ -227,15 +227,15 @@ class Attack:
             started = time.process_time()
             verdicts = [check(f"{folder}/net", processes=1, name=name) for name in certificates(f"{folder}/net")]
             self.outcome.verify_seconds = time.process_time() - started
-        claim = network.certificate
-        is_re_provable = claim.method in RE_PROVABLE or claim.method.startswith("proof at the table's")
-        self.outcome.end = "verified" if is_re_provable else "not re-provable"
-        for verdict in verdicts:
+        claims = [network.certificate, *network.also.values()]
+        are_proofs = [c.method in RE_PROVABLE or c.method.startswith("proof at the table's") for c in claims]
+        self.outcome.end = "verified" if are_proofs[0] else "not re-provable"
+        for verdict, claim, is_proof in zip(verdicts, claims, are_proofs, strict=True):
             if "broke off" in verdict.reason:
                 self._fail("verify traceback", verdict.reason)
-            elif is_re_provable and not verdict.proved:
+            elif is_proof and not verdict.proved:
                 self._fail("verify refused", f"{claim.method}, {network.construction}: {verdict.reason}")
-            elif not is_re_provable and verdict.proved:
+            elif not is_proof and verdict.proved:
                 self._fail("verify accepted no proof", claim.method)
 
 

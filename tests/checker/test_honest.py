@@ -8,7 +8,7 @@ import pytest
 
 import attnc
 from attnc_checker import check
-from checker.tampering import change_weight, refusal, reproved
+from checker.tampering import change_weight, proved, refusal, reproved
 
 REALS = {"x": (-math.inf, math.inf)}
 
@@ -58,12 +58,30 @@ REALS = {"x": (-math.inf, math.inf)}
             0.053,
             {"norm": 2, "dtype": "float32"},
         ),
+        # the rounding of a score decides which key wins, on a leaf beside the jump
+        ("sign(1.18*x + 1.82) + (1.14*x + 1.04)", {"x": (-2, 1)}, 2.7988902812818606, {"norm": 7, "dtype": "float32"}),
     ],
 )
 def test_honest_certificates_are_proved_again(tmp_path, expression, box, eps, options):
     net = attnc.compile(expression, box=box, eps=eps, **options)
     assert net.certificate.method in ("proof", "staged proof")
     reproved(tmp_path / "net", net)
+
+
+@pytest.mark.parametrize(
+    ("expression", "box", "eps", "options"),
+    [
+        # scores of far keys change by 40 on a leaf, but their rounding is counted where they matter
+        ("sqrt(abs(x))", (-0.008259141096420885, 0.01651828219284177), 0.00011619304644545313, {}),
+        # rounded to float32, some rows never win
+        ("(-x + (0.023*x - 0.478))*cos(x**3)", (-9.931101, 5.838692), 0.5954170156156399, {"norm": 6.5}),
+    ],
+)
+def test_honest_certificates_for_float32_as_well_are_proved_again(tmp_path, expression, box, eps, options):
+    net = attnc.compile(expression, {"x": box}, eps, also="float32", **options)
+    net.save(tmp_path / "net")
+    assert net.also["float32"].method in ("proof", "staged proof")
+    proved(tmp_path / "net", name="certificate.float32.json")
 
 
 @pytest.mark.parametrize(("tensor", "reason"), [("weight", "drift apart"), ("constant", "is not re-proved to")])

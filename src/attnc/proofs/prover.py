@@ -23,6 +23,13 @@ PROOF_SECONDS = 30.0
 to a proof, and nine times the slowest compilation of the corpus."""
 
 
+NORM_TOLERANCE = (1.05, 1.5, 2.0)
+"""Multiples of the observed norm, in one, in two, and in more variables. The search stops at the larger of this multiple
+and PART_OF_EPS·eps. Leaves approach a norm slowly, and each has to be checked."""
+PART_OF_EPS = 0.25
+"""The part of eps at which the search for a smaller norm may stop."""
+
+
 @dataclass(frozen=True)
 class ProofRequest(Budget):
     """The norm to bound, and when a bound is small enough.
@@ -44,6 +51,11 @@ class ProofRequest(Budget):
 
     def __post_init__(self) -> None:
         require_no_fault()
+
+    def goal_in_norm(self, d: int) -> float:
+        """Return the bound of an L_p norm at which the search for a smaller one stops, in d variables."""
+        close = NORM_TOLERANCE[min(d, len(NORM_TOLERANCE)) - 1] * self.observed
+        return min(self.eps, max(PART_OF_EPS * self.eps, close))
 
 
 class Prover(abc.ABC):

@@ -49,15 +49,15 @@ def best_proof(program: Program, target: Target, request: ProofRequest) -> Proof
     if has_heads and target.expression is None:
         return _first((HEAD_BY_HEAD,), program, target, request)
     if not has_heads:
-        if request.has_theorem and program.num_anchors > MAX_PROVED_ANCHORS:
-            return _first((PARTITION,), program, target, request)
-        if request.has_theorem and request.p < math.inf:
-            with time_limit(counted=SECONDS_FOR_NORMS):
-                return _first(BY_LEAVES, program, target, request)
+        if program.num_anchors > MAX_PROVED_ANCHORS:
+            provers = (PARTITION,) if request.has_theorem else (PARTITION, *BY_LEAVES)
+            return _first(provers, program, target, request)
         partition = _first((PARTITION,), program, target, request)
         if partition is not None and partition.bound <= request.eps:
             return partition
-        return _best(partition, _first(BY_LEAVES, program, target, request))
+        has_norm = request.has_theorem and request.p < math.inf
+        with time_limit(counted=SECONDS_FOR_NORMS if has_norm else math.inf):
+            return _best(partition, _first(BY_LEAVES, program, target, request))
     brief = dataclasses.replace(request, cells=min(request.cells, CELLS_BEFORE_STAGES))
     ways: list[tuple[tuple[Prover, ...], ProofRequest, float]] = [((HEAD_BY_HEAD,), request, math.inf)]
     if softmaxes <= 1:

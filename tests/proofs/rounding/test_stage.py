@@ -251,3 +251,17 @@ def test_a_cast_of_the_input_is_part_of_the_error_of_scores():
     program = grid_program(9, 1.0, "float32")
     (cast,), (given_exactly,) = roundings(program), roundings(program, casts_input=False)
     assert (given_exactly.heads[0].score_errors < cast.heads[0].score_errors).any()
+
+
+def test_a_score_that_is_off_by_thousands_changes_the_winner():
+    """The cast to float32 moves x across the jump, where the exact weight of the other key underflows."""
+    program = attnc.compile("sign(x - 1.1)", [(0, 2)], eps=0.1, norm=3, construction="affine_cells").program
+    embed, attention, read = program.layers
+    (head,) = attention.heads
+    steep = replace(attention, heads=(replace(head, W_Q=2.0**12 * head.W_Q),))
+    program = replace(program, layers=(embed, steep, read)).astype("float32")
+    points = 1.1 + 1e-8 * np.arange(-12, 13)[:, None]
+    errors = np.abs(NumpyEngine(program)(points) - np.sign(points[:, 0] - 1.1))
+    bounds = bounds_of(program, points, np.zeros_like(points))[:, 0]
+    assert errors.max() >= 1  # both keys have the same score at the border
+    assert (errors <= bounds + 1e-6).all()  # exact weights are 0 and 1 here

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from attnc.proofs.cells.branching import (
 )
 from attnc.proofs.cells.dyadic import cells, children, volumes
 from attnc.proofs.cells.kind import SHARP, Kind
+from attnc.proofs.margins import SMALL_LEAVES
 from attnc.targets.box import Box
 
 SUMMED = 1 + 2.0**-30
@@ -72,7 +73,7 @@ def bound_integral(
     known, examined, complete = _WeighedCells(**vars(first), adds=adds, gains=adds), len(first), True
     batch = FIRST_BATCH
     while True:
-        total, gains = float(known.adds.sum()) * SUMMED, float(known.gains.sum())
+        total, gains = float(known.adds.sum()) * SUMMED * (1 + SMALL_LEAVES), float(known.gains.sum())
         norm = _norm(box, p, unit, total)
         if norm <= goal or (gains <= (1 - (1 - _WORTHWHILE) ** p) * total < math.inf):
             break
@@ -92,6 +93,10 @@ def bound_integral(
         known = _WeighedCells.joined([known.where(np.delete(np.arange(len(known)), rows)), halves])
         budget.report(examined / budget.cells)
     known = known.where(np.argsort(known.level, kind="stable"))
+    if math.isfinite(total):
+        least = (1 - 2.0**-20) * unit * (SMALL_LEAVES * total / (1 + SMALL_LEAVES)) ** (1 / p)
+        known = replace(known, upper=np.maximum(known.upper, least))
+        known = replace(known, adds=_adds(known, p, unit, box))
     with np.errstate(invalid="ignore"):
         shares = known.adds / max(total, TINIEST)
     return Covering(box, kinds, known, complete, norm=norm, shares=shares)

@@ -177,7 +177,9 @@ class StripRows:
             raise ProgramError("two rows of an axis have nearly the same slope")
         inf, behind = np.array([np.inf]), Interval.point(up(gap + moved))
         lo, hi = ((apart - behind) / steep).lo, ((apart + behind) / steep).hi
-        return cls(np.concatenate([-inf, lo]), np.concatenate([hi, inf]), gap, leak)
+        # If rows do not take turns in this order, as after a cast, intervals are made longer until both ends ascend.
+        lo, hi = np.minimum.accumulate(np.concatenate([-inf, lo])[::-1])[::-1], np.concatenate([hi, inf])
+        return cls(lo, np.maximum(np.maximum.accumulate(hi), lo), gap, leak)
 
     @property
     def most_at_once(self) -> int:
@@ -189,7 +191,7 @@ class StripRows:
     def winners(self, lo: Float[np.ndarray, " cells"], hi: Float[np.ndarray, " cells"]) -> list[RowWinners]:
         found = []
         for low, high in zip(lo.tolist(), hi.tolist(), strict=True):
-            (rows,) = np.nonzero((self.lo <= high) & (self.hi >= low) & (self.lo <= self.hi))
+            (rows,) = np.nonzero((self.lo <= high) & (self.hi >= low))
             ends = np.maximum(self.lo[rows], low), np.minimum(self.hi[rows], high)
             found.append(RowWinners(rows, *ends, self.leak))
         return found

@@ -47,7 +47,11 @@ from attnc.proofs.rounding.program import HeadRoundings, Roundings, sizes_at
 from attnc.proofs.stages.extraction import OneStage
 
 U = UNIT_ROUNDOFF["float64"]
-LARGEST_SCORE_ERROR = 60.0  # errors of scores are cut here: a weight that is off by a factor e^60 has no useful bound
+LARGEST_SCORE_ERROR = 600.0
+"""A computed weight may be e^δ times the exact one, for a score that is off by δ up to this number, and e^600 is far
+from overflow. With a larger δ the rounding is bounded by the distance of the values."""
+LOST_WEIGHT = math.exp(-100)
+"""A weight that underflows here is below e^−700 and so, times e^LARGEST_SCORE_ERROR, below this."""
 MOST_ROUNDINGS = 0.1  # keys·u up to which small keys cost twice their share in a sum; see the checker's `summation`
 DEPTH = 2
 """Maximum number of halvings of a box along every axis: each multiplies the cost by 2^d. Measured: without halvings one
@@ -186,7 +190,7 @@ def _head_bounds(
     for pairs in near.pairs():
         found[pairs.boxes] = _WeightErrors(near, pairs, rounds, reach, unit, for_any_weights).bounds()
     # Exponentials below e^NEGLIGIBLE may be zero, and keys that are behind by the gap are left out.
-    unseen = 2 * near.num_keys * math.exp(NEGLIGIBLE[dtype]) + 8 * near.rest
+    unseen = 2 * near.num_keys * (math.exp(NEGLIGIBLE[dtype]) + LOST_WEIGHT) + 8 * near.rest
     spent = up(rounds.underflow * (1 + reach.sum(axis=1))[:, None], 4)
     return up(found + up(unseen * sizes, 2) + spent)
 
@@ -257,7 +261,8 @@ class _WeightErrors:
             ulps = 2 * ENGINE_ULPS * u
             self.tau = (np.expm1(np.minimum(exponent, LARGEST_SCORE_ERROR)) * (1 + ulps) + ulps) * self.margin
             self.mean_tau = self.mean(self.tau)
-            self.unsettled = ~(self.mean_tau < 0.5)
+            is_large = np.maximum.reduceat(exponent, pairs.starts) > LARGEST_SCORE_ERROR
+            self.unsettled = is_large | ~(self.mean_tau < 0.5)
             self.settled = 1 - np.minimum(self.mean_tau, 0.5)
             computed = np.where(self.unsettled[row], 1.0, self.exact * (1 + self.tau) / self.settled[row])
             behind = np.exp(np.minimum(pairs.lead + near.unsure, 0.0)) * self.margin
