@@ -79,13 +79,13 @@ class PartitionProver(Prover):
         parts = StageEnclosure.of(keys.few, is_first=True).parts
         heads, near = zip(*(_partition(keys, part, box, goal) for part in parts), strict=True)
         kind = AxisKind(heads, target, request.truncation, is_single=True)
-        level = min(MAX_FIRST_LEAVES // box.d, max(0, math.floor(math.log2(kind.fewest_rows / ROWS_PER_LEAF))))
         most = MOST_PARTITION_LEAVES if request.p == math.inf else MOST_NORM_LEAVES
         most = most if max(near) <= 2**box.d else MOST_SOFT_LEAVES
         budget = dataclasses.replace(request, cells=min(request.cells, most))
         if request.p < math.inf:
-            found = bound_integral([kind], box, request.p, goal=goal, start_level=level, budget=budget)
+            found = bound_integral([kind], box, request.p, goal=goal, budget=budget)
         else:
+            level = min(MAX_FIRST_LEAVES // box.d, max(0, math.floor(math.log2(kind.fewest_rows / ROWS_PER_LEAF))))
             found = branch_and_bound([kind], box, goal=goal, start_level=level, budget=budget)
         return proof_by_leaves(found, gap=kind.gap)
 

@@ -24,8 +24,8 @@ to a proof, and nine times the slowest compilation of the corpus."""
 
 
 NORM_TOLERANCE = (1.05, 1.5, 2.0)
-"""Multiples of the observed norm, in one, in two, and in more variables. The search stops at the larger of this multiple
-and PART_OF_EPS·eps. Leaves approach a norm slowly, and each has to be checked."""
+"""Multiples of the observed norm, in one, in two, and in more variables. The search stops at the larger of this
+multiple and PART_OF_EPS·eps. Leaves approach a norm slowly, and each has to be checked."""
 PART_OF_EPS = 0.25
 """The part of eps at which the search for a smaller norm may stop."""
 
