@@ -425,3 +425,22 @@ def test_a_sine_of_small_numbers_is_known_to_all_its_digits():
     """Within 2^-49 of it would be 1.8e-7 here."""
     net = attnc.compile("1e8*sin(1e-8*x)", {"x": (-0.5, 0.5)}, 1.07e-10)
     assert net.certificate.bound <= 1.07e-10
+
+
+@pytest.mark.parametrize(("expression", "norm"), [("sign(x*x + y - 0.2)", 2), ("floor(x + y)*x", 6)])
+def test_an_eps_that_is_expected_to_be_met_is_met_beside_jumps(expression, norm):
+    """The advice counts the boundary layer about the jumps, which is most of the error for a large p."""
+    options = {"norm": norm, "max_anchors": 30_000}
+    with pytest.raises(attnc.BoundNotMet, match="is expected to be met") as refused:
+        attnc.compile(expression, [(-1, 1), (-1, 1)], 0.05, **options)
+    net = attnc.compile(expression, [(-1, 1), (-1, 1)], refused.value.reach, **options)
+    assert net.certificate.bound <= refused.value.reach
+
+
+def test_a_coefficient_that_overflows_is_told():
+    """Expanded, the square has a coefficient of 1.7e528."""
+    case = ("2.14e-08*(8.89706e+267*x)**2", [(1.12397e-268, 1.12509e-268)])
+    with pytest.raises(InputError, match="larger than float64 holds: scale the variables"):
+        attnc.compile(*case, eps=4.8e-17, construction="gates")
+    assert attnc.compile(*case, eps=4.8e-17).certificate.bound <= 4.8e-17
+    assert attnc.compile(*case, eps=1e-9).certificate.method == "proof"

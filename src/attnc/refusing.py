@@ -10,6 +10,7 @@ import numpy as np
 
 from attnc.constructions.built import ROUNDING_SHARE, more_time, round_above
 from attnc.constructions.construction import Request
+from attnc.constructions.fitting.grid_partition import constant_norm
 from attnc.errors import AttncError, BoundNotMet
 from attnc.network import Network
 from attnc.numerics.limits import is_time_over, time_limit
@@ -54,7 +55,7 @@ def not_met(target: Target, network: Network, request: Request) -> BoundNotMet:
     if request.p < math.inf and claim.bound is not None and claim.terms:
         largest = max(claim.terms, key=lambda term: term.value)
         why = f" The largest part is {PARTS.get(largest.name, 'the fit')}: {largest.value:.2g}.{why}"
-    is_known = error is not None and 0 < error <= _largest_value(target)
+    is_known = error is not None and 0 < error <= _largest_value(target, request.p)
     least = f"eps ≥ {round_above(error):.2g}" if error is not None and is_known else "a larger eps"
     change = f"{least}, or another construction (attnc plan lists them)"
     if is_known and rounding_of(network) > ROUNDING_SHARE * eps:
@@ -84,7 +85,7 @@ def with_reachable(
     `compiled` makes a network for another eps, or raises. The refusal is returned unchanged if nothing can be proved.
     """
     bound = math.inf if refusal.bound is None else refusal.bound
-    is_known = bound <= _largest_value(target) and refusal.worst_box is not None
+    is_known = bound <= _largest_value(target, request.p) and refusal.worst_box is not None
     if is_known or not target.is_known_on_cells:
         return _with_known(refusal, target, request)
     if not target.box.is_bounded and refusal.network is not None and _bound(refusal.network) == math.inf:
@@ -146,7 +147,7 @@ def _search(
     If an eps is missed, the best bound that was found is tried next. If there is none below the values of f, eps grows
     faster and faster until it is met, and is then bisected. An eps below the level of rounding is not tried.
     """
-    largest = _largest_value(target)
+    largest = _largest_value(target, request.p)
     growth, met = CLOSE_EPS, math.inf
     nearest, reach = _reached(refusal, largest)
     missed = max(refusal.eps, reach or LEAST_ROUNDINGS * UNIT_ROUNDOFF[request.dtype] * largest)
@@ -169,10 +170,11 @@ def _search(
     return (met if met < math.inf else None), nearest
 
 
-def _largest_value(target: Target) -> float:
-    """Return the largest |f| at sampled points, or at those of a table. A network that computes 0 has this error."""
+def _largest_value(target: Target, p: float) -> float:
+    """Return the error in L_p of a network that computes 0, if |f| is largest at sampled points or those of a table."""
     points = target.check_points()  # a table has values at its points only
-    return float(np.abs(target(sample_points(target.box.core(1.0), VALUE_SAMPLES) if points is None else points)).max())
+    points = sample_points(target.box.core(1.0), VALUE_SAMPLES) if points is None else points
+    return float(np.abs(target(points)).max()) * constant_norm(target.box, p)
 
 
 def _reached(refusal: AttncError, largest: float) -> tuple[Network | None, float | None]:

@@ -58,6 +58,8 @@ REALS = {"x": (-math.inf, math.inf)}
             0.053,
             {"norm": 2, "dtype": "float32"},
         ),
+        # half of the bound is rounding, of which the cast of the input is a part
+        ("min(sqrt(abs(x)), x - (-1.84*x + 0.704))", {"x": (-2, 2)}, 0.0017989679477068974, {"dtype": "float32"}),
         # the rounding of a score decides which key wins, on a leaf beside the jump
         ("sign(1.18*x + 1.82) + (1.14*x + 1.04)", {"x": (-2, 1)}, 2.7988902812818606, {"norm": 7, "dtype": "float32"}),
     ],

@@ -222,6 +222,8 @@ def _partition(keys: _StoredKeys, part: QueryEnclosure, box: Box, goal: float) -
     spread = float((values.hi.max(axis=0) - values.lo.min(axis=0)).max())
     leak = PARTITION_LEAK * goal / (spread + goal + 4 * sizes) if goal > 0 else PARTITION_LEAK
     gap = float(up(2 * room * unsure + math.log(2 * d / leak), LIBM_ULPS))
+    if not math.isfinite(gap + sum(float(errors.max(initial=0.0)) for errors in of_query)):
+        raise ProgramError("the scores of the partition may overflow")
     axes = [
         StripRows.of(slope, offset, gap, up(room * errors), leak / d)
         for slope, offset, errors in zip(along, starts, of_query, strict=True)

@@ -115,5 +115,6 @@ def test_who_measures_in_lp_is_named():
 
 def test_two_layers_that_do_not_fit_in_memory_are_refused():
     """The matrix of a layer that is folded has a row for every channel of every token: 84 GiB here."""
+    options = {"norm": 3, "dtype": "float32", "construction": "two_layer", "max_bytes": 2**28}
     with pytest.raises(BoundNotMet, match="max_bytes"):
-        attnc.compile("floor(x+y)", [(-1, 1)] * 2, 0.317, norm=3, dtype="float32", construction="two_layer")
+        attnc.compile("floor(x+y)", [(-1, 1)] * 2, 0.317, **options)

@@ -330,30 +330,6 @@ class GridPartition(abc.ABC):
         return variation_norm(self.target, self.grid, 0.5 + self.eta, self.p)
 
     @cached_property
-    def _variation_terms(self) -> list[Term]:
-        """Return the variation over widened cells, or in L_p a bound that suits jumps at borders if it is smaller.
-
-        Farther than η from every border x has one near cell, so the variation over cells narrowed by η counts there.
-        The rest, a fraction 1 − ((1−2η)/(1+2η))^d of the widened cells, is the boundary layer.
-        """
-        what = f"the change of f over cells widened by η = {self.eta:.3g}"
-        if self.p == math.inf:
-            return [Term("variation", self.variation.value, what)]
-        widened = Term("variation", self.variation.value, f"the L{self.p:g} norm of {what}")
-        if self.eta >= 0.25:
-            return [widened]
-        inner = variation_norm(self.target, self.grid, 0.5 - self.eta, self.p).value
-        wide = self.eta + float(self.grid.query_error.max())  # η plus the error of y
-        fraction = 1 - ((1 - 2 * wide) / (1 + 2 * wide)) ** self.grid.box.d
-        layer = round_up(self.variation.value * fraction ** (1 / self.p))
-        if inner + layer >= widened.value:
-            return [widened]
-        return [
-            Term("variation", inner, f"the L{self.p:g} norm of the change of f inside the cells"),
-            Term("boundary layer", layer, f"the same on a layer of width {2 * self.eta:.2g} cells about their borders"),
-        ]
-
-    @cached_property
     def stored_values(self) -> Float[np.ndarray, "keys outputs_per_position"]:
         return self.positions.stored(self.values)
 
@@ -372,8 +348,32 @@ class GridPartition(abc.ABC):
         leak = Term("leak", self.selection.leak * (spread + largest), reason)
         # ‖constant‖_p over the box is the constant times vol^{1/p}.
         volume = constant_norm(self.grid.box, self.p)
-        terms = self._variation_terms
+        terms = variation_terms(self.target, self.grid, self.variation, self.eta, self.p)
         return self.positions.bound(terms, leak, self.values, self.selection, self.grid.dtype, volume)
+
+
+def variation_terms(target: Target, grid: CellGrid, variation: Variation, eta: float, p: float) -> list[Term]:
+    """Return the variation over cells widened by η or, in L_p, a bound that suits jumps at borders if it is smaller.
+
+    Farther than η from every border x has one near cell, so the variation over cells narrowed by η counts there. The
+    rest, a fraction 1 − ((1−2η)/(1+2η))^d of the widened cells, is the boundary layer.
+    """
+    what = f"the change of f over cells widened by η = {eta:.3g}"
+    if p == math.inf:
+        return [Term("variation", variation.value, what)]
+    widened = Term("variation", variation.value, f"the L{p:g} norm of {what}")
+    if eta >= 0.25:
+        return [widened]
+    inner = variation_norm(target, grid, 0.5 - eta, p).value
+    wide = eta + float(grid.query_error.max())  # η plus the error of y
+    fraction = 1 - ((1 - 2 * wide) / (1 + 2 * wide)) ** grid.box.d
+    layer = round_up(variation.value * fraction ** (1 / p))
+    if inner + layer >= widened.value:
+        return [widened]
+    return [
+        Term("variation", inner, f"the L{p:g} norm of the change of f inside the cells"),
+        Term("boundary layer", layer, f"the same on a layer of width {2 * eta:.2g} cells about their borders"),
+    ]
 
 
 def few_variables(target: Target, request: Request) -> str | None:
@@ -386,6 +386,9 @@ def known_variation(target: Target, request: Request) -> str | None:
     return "needs a Lipschitz constant (lipschitz=…) or hessian_bound=… of Python code"
 
 
+FOR_CELLS = 0.99
+"""The part of eps for the change of f over cells. Leak and rounding have the rest, which is more than they need: the
+temperature is chosen so that the leak is a small part of it."""
 CELL_CONDITIONS = (finite_box, function, few_variables, known_variation)
 """The conditions of a partition into cells."""
 
@@ -479,9 +482,10 @@ class GridBuilder(abc.ABC, Generic[Cells]):
         # The estimate may be too large, so the largest allowed grid may be enough.
         smaller = self._largest_allowed(counts)
         reachable = variation_norm(self.target, smaller, self._rho(smaller), request.p)
-        if reachable.value <= self._share and self._fits(smaller.counts):
+        variation = self._with_layer(smaller, reachable)
+        if variation <= FOR_CELLS * request.goal and self._fits(smaller.counts):
             return smaller
-        raise self._refusal(counts, smaller, reachable)
+        raise self._refusal(counts, smaller, variation, reachable.cell)
 
     def _fits(self, counts: Counts) -> bool:
         anchors, size = self.cost(counts)
@@ -498,21 +502,30 @@ class GridBuilder(abc.ABC, Generic[Cells]):
 
     @property
     def _share(self) -> float:
-        """The part of eps for the grid. 1 % is for leak and rounding, and more for a boundary layer if f jumps."""
+        """The part of eps for the grid, less if there is a boundary layer about jumps of f."""
         if self.target.is_continuous:
-            return 0.99 * self.request.goal
+            return FOR_CELLS * self.request.goal
         return (0.8 if self.request.dtype == "float64" else 0.6) * self.request.goal  # the layer is wider in float32
 
     def _rho(self, grid: CellGrid) -> float:
-        """Return ½ + η, or ½ − η if f jumps (see GridPartition._variation_terms)."""
+        """Return ½ + η, or ½ − η if f jumps (see `variation_terms`)."""
         sign = 1 if self.target.is_continuous else -1
         return 0.5 + sign * min(0.4, self.eta(grid))
 
-    def _refusal(self, needed: Counts, grid: CellGrid, reachable: Variation) -> BoundNotMet:
+    def _with_layer(self, grid: CellGrid, inner: Variation) -> float:
+        """Return the change of f over the cells of a grid, with the boundary layer about jumps."""
+        if self.target.is_continuous:
+            return inner.value
+        eta, p = self.eta(grid), self.request.p
+        widened = variation_norm(self.target, grid, 0.5 + eta, p)
+        return sum(term.value for term in variation_terms(self.target, grid, widened, eta, p))
+
+    def _refusal(
+        self, needed: Counts, grid: CellGrid, variation: float, cell: dict[str, tuple[float, float]]
+    ) -> BoundNotMet:
         """Return the refusal of an eps that needs too many anchors, with their number and the reachable bound."""
         request, target, counts = self.request, self.target, grid.counts
         anchors, size = self.cost(needed)
-        bound = reachable.value * request.goal / self._share
         is_many = anchors > request.max_anchors
         thin = "" if target.is_continuous else " for a thin boundary layer of cells across which f jumps"
         limit = f"max_anchors={request.max_anchors:,}" if is_many else f"max_bytes={request.max_bytes:,}"
@@ -523,8 +536,8 @@ class GridBuilder(abc.ABC, Generic[Cells]):
             f"a grid of {' × '.join(map(_about, needed))} cells",
             f"about {_about(anchors)} anchors ({_about(math.ceil(size / 2**20))} MiB){thin}",
             limit,
-            bound,
-            reachable.cell,
+            variation / FOR_CELLS,
+            cell,
             smaller.build if self._fits(counts) else None,
         )
 

@@ -400,8 +400,10 @@ class _Counted:
         moves = (size.keys.entries.column < size.query.num_variables).any()
         if self.dtype != "float32" or moves or keys.radius.any():
             return None
-        inner = gamma(8, UNIT_ROUNDOFF["float64"])
-        query = up(size.query.entries.largest(d_k) * (self._gammas(of_query) + inner)[:, None], 2)
+        inner, sizes_of_query = gamma(8, UNIT_ROUNDOFF["float64"]), size.query.entries.largest(d_k)
+        # The checker counts the cast of the input as a rounding of all terms, the constant included.
+        of_query = of_query + (self.casts_input & sizes_of_query[:, :-1].any(axis=1))
+        query = up(sizes_of_query * (self._gammas(of_query) + inner)[:, None], 2)
         key_table = np.zeros(p * d_k)
         key_table[keys.row] = keys.mid
         # The factor by which |q̂| may exceed |q|, in sizes and in products.
@@ -409,7 +411,6 @@ class _Counted:
         own, sizes = (
             up(size.scores(factors).largest(p) * grown, 2) for factors in (self._gammas(of_products) + inner, None)
         )
-        query = self._with_cast(query, lambda: signed.query.entries)
         return ScoreRoundings(query, key_table.reshape(p, d_k), own, sizes, num_active)
 
 

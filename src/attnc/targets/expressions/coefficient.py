@@ -9,6 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
+from attnc.errors import InputError
 from attnc.numerics.intervals import Interval
 from attnc.targets.expressions.expression import Expression
 from attnc.targets.expressions.tree import Node, Number, Product, Sum
@@ -28,7 +29,12 @@ class Coefficient:
     def _enclosure(self) -> tuple[float, float]:
         if isinstance(self.tree, Number):
             exact = self.tree.value
-            value = exact.numerator / exact.denominator
+            try:
+                value = exact.numerator / exact.denominator
+            except OverflowError:
+                raise InputError(
+                    "a coefficient of the expression is larger than float64 holds: scale the variables"
+                ) from None
             off = abs(Fraction(value) - exact)
             return value, math.nextafter(float(off), math.inf) if off else 0.0
         found = Expression("", (self.tree,), (), False, ()).ranges(Interval(np.zeros((1, 0)), np.zeros((1, 0))))
