@@ -81,7 +81,8 @@ def with_reachable(
 ) -> BoundNotMet:
     """Return the refusal with an eps that is met, and the network that comes nearest to the eps that was asked for.
 
-    The first line states the eps that is met: an eps that was tried, or the smallest bound of a network that was built.
+    The first line states an eps that was tried and is met. If the search ends before there is one, it states the
+    smallest bound of a network that was built, as an eps that is expected to be met.
     `compiled` makes a network for another eps, or raises. The refusal is returned unchanged if nothing can be proved.
     """
     bound = math.inf if refusal.bound is None else refusal.bound
@@ -99,9 +100,9 @@ def with_reachable(
         f"{refusal}\nThe best bound that was found is {claim.bound:.3g}, by {nearest.construction} with "
         f"{plural(nearest.num_anchors, 'anchor')}{largest_on(claim, nearest.box)}."
     )
-    met = round_above(_bound(nearest)) if met is None else met
+    is_tried, met = met is not None, round_above(_bound(nearest)) if met is None else met
     return BoundNotMet(
-        f"{_first_line(met, refusal.eps)}{found}",
+        f"{_first_line(met, refusal.eps, is_tried=is_tried)}{found}",
         eps=refusal.eps,
         bound=claim.bound,
         worst_box=claim.worst_box(nearest.box) or nearest.box.as_dict(),

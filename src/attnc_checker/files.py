@@ -17,9 +17,10 @@ from typing import Any, NamedTuple, TypeGuard, get_args
 MAX_JSON, MAX_WEIGHTS, MAX_HEADER = 2**26, 2**28, 2**24
 """Largest numbers of bytes of a JSON file, of the weights, and of their header. The longest certificate that attnc
 writes, for a table of 2^20 numbers, has 28 MB."""
-MAX_VALUES = 2**21
-"""Largest number of values of a JSON file, counted by brackets, commas and colons. That certificate has 1.6 million.
-Each takes up to 110 bytes in memory."""
+MAX_VALUES, MAX_NAMES = 2**21, 2**19
+"""Largest numbers of values of a JSON file, counted by brackets, commas and colons, and of names in its objects,
+counted by colons. That certificate has 1.6 million values. Each takes up to 110 bytes in memory. The header of 100,000
+tensors has 400,000 names. A million names took 2 s to read."""
 MAX_DIGITS = 20
 """Largest number of digits of an integer. int64 has 19."""
 LETTERS = {"F64": "d", "F32": "f", "I32": "i", "I64": "q"}
@@ -101,6 +102,7 @@ def parse_json(raw: bytes, name: str) -> Object:
     require(width * len(raw) <= MAX_JSON, f"{name} has more than {MAX_JSON:,} bytes as text", BadFile)
     count = sum(map(raw.count, (b"[", b"{", b",", b":")))
     require(count <= MAX_VALUES, f"{name} has more than {MAX_VALUES:,} values", BadFile)
+    require(raw.count(b":") <= MAX_NAMES, f"{name} has more than {MAX_NAMES:,} names", BadFile)
 
     def distinct(pairs: list[tuple[str, object]]) -> Object:
         require(len(dict(pairs)) == len(pairs), "an object states one key twice", ValueError)

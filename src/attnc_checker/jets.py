@@ -15,7 +15,7 @@ from typing import NamedTuple
 from flint import arb, fmpq
 
 from attnc_checker.expressions import Function, Rules, Smooth, evaluate
-from attnc_checker.ranges import Box, Range, Ranges, coefficients, hull
+from attnc_checker.ranges import Box, Range, Ranges, expansion, hull
 
 Poly = dict[int, arb]
 """Coefficients by monomial."""
@@ -146,14 +146,14 @@ class Models(Rules[Model]):
         return self.model(poly, rest, self.ranges.times(a.range, b.range))
 
     def apply(self, name: Smooth, a: Model) -> Model:
-        """By Lagrange g(p + z) = Σ_{k<n} g_k(p) z^k + g_n(y) z^n with some y between p and p + z, both in the range.
+        """For p and p + z in the range, g(p + z) = Σ_{k<n} g_k(p) z^k + d_n(p + z) z^n with d_n of `expansion`.
 
         The n ≤ m + 1 with the smallest remainder is used. In Horner's rule, terms of degree > m − k that are cut off
         with k factors still to come are multiplied by at most ‖z‖^k in the end.
         """
         p = a.poly[0].mid().max(a.range[0]).min(a.range[1])
         z = a.poly | {0: a.poly[0] - p}
-        size, at_p, wide = norm(z), coefficients(name, (p, p), self.m + 1), coefficients(name, a.range, self.m + 2)
+        size, (at_p, wide) = norm(z), expansion(name, p, a.range, self.m + 2)
         remainders = [((x.rad() if n <= self.m else abs(x)) * size**n).upper() for n, x in enumerate(wide)]
         finite = (n for n, x in enumerate(remainders) if x.is_finite() and wide[n].is_finite())
         n = min(finite, key=remainders.__getitem__, default=0)

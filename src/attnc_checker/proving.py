@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from flint import arb, fmpq
 
-from attnc_checker.cells import Cell, Leaf
+from attnc_checker.cells import SELECTION, Cell, Leaf
 from attnc_checker.claims import Claim, Rows
 from attnc_checker.deep.claims import StageClaim
 from attnc_checker.files import Refused, require
@@ -91,12 +92,15 @@ class Subject:
         is_cut = pieces >= 2 ** len(index)  # before more than the bound is accepted
         places = zip(self.claim.variables, self.sides(cell), strict=True)
         where = ", ".join(f"{name} ∈ [{float(lo):.6g}, {float(hi):.6g}]" for name, (lo, hi) in places)
-        try:
-            name, allowed = f"the {leaf.kind} leaf {where}", 1 if is_cut else loose
-            return self.hold(name, bound, allowed, lambda room: prover.error(leaf.kind, leaf.order, box, room))
-        except Refused:
-            if not is_cut:
-                raise
+        name, allowed = f"the {leaf.kind} leaf {where}", 1 if is_cut else loose
+        refusals = []
+        for kind in dict.fromkeys((leaf.kind, SELECTION)):  # selection may do where a Taylor model has a steep head
+            try:
+                return self.hold(name, bound, allowed, functools.partial(prover.error, kind, leaf.order, box))
+            except Refused as refusal:
+                refusals.append(refusal)
+        if not is_cut:
+            raise refusals[0]
         parts = [(level + 1, part) for part in itertools.product(*((2 * i, 2 * i + 1) for i in index))]
         prover, pieces = prover.within(box), pieces >> len(index)  # without the keys that are far behind on the leaf
         return most(self._prove_cell(leaf, part, prover, pieces, bound, loose) for part in parts)

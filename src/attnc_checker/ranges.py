@@ -190,6 +190,28 @@ def coefficients(name: Smooth, y: Range, count: int) -> list[arb]:
     return found
 
 
+def expansion(name: Smooth, p: arb, y: Range, count: int) -> tuple[list[arb], list[arb]]:
+    """Return the first Taylor coefficients g_n at p, and balls that hold d_n(x) for all x in the range, which holds p.
+
+    d_0 = g and d_{n+1}(x) = (d_n(x) − g_n)/(x − p), so that g(x) = Σ_{k<n} g_k (x − p)^k + d_n(x) (x − p)^n. By
+    Lagrange d_n(x) is the coefficient n at some point of the range, and its derivative is the coefficient n + 1 at
+    another. Where the latter has one sign, d_n lies between its values at the ends of the range.
+    """
+    at_p, wide = coefficients(name, (p, p), count), coefficients(name, y, count + 1)
+
+    def at(x: arb) -> Iterator[arb]:
+        value = coefficients(name, (x, x), 1)[0]
+        for g in at_p:
+            yield value
+            value = (value - g) / (x - p)
+
+    found = zip(at(y[0]), at(y[1]), wide[:-1], wide[1:], strict=True)
+    return at_p, [
+        min(ball, low.union(high), key=arb.rad) if slope >= 0 or slope <= 0 else ball
+        for low, high, ball, slope in found
+    ]
+
+
 def _series(name: str, ball: arb, count: int) -> list[arb]:
     """Return the coefficients on the ball, directly or from those at its centre c, whichever are narrower.
 

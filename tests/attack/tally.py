@@ -42,6 +42,7 @@ class Tally:
     seconds: dict[str, float] = field(default_factory=lambda: {"honest": 0.0, "forged": 0.0})
     ends: Counter[str] = field(default_factory=Counter)  # of honest cases
     refusals: Counter[str] = field(default_factory=Counter)  # of compile, by kind of case and error
+    not_reprovable: Counter[str] = field(default_factory=Counter)  # claims that say so, by kind of case and method
     comparisons: Counter[str] = field(default_factory=Counter)  # by engine
     in_arb: int = 0
     closest: Record = field(default_factory=Record)  # the largest error/bound
@@ -96,6 +97,8 @@ class Tally:
         self.ends[found["end"]] += 1
         if found["refusal"]:
             self.refusals[f"{found['kind']}: {found['refusal']}"] += 1
+        if found["end"] == "not re-provable":
+            self.not_reprovable[f"{found['kind']}: {found['method']}"] += 1
         self.comparisons.update(found["comparisons"])
         self.in_arb += found["in_arb"]
         self.closest.see(found["closest"], job)
@@ -114,6 +117,7 @@ class Tally:
         engines = ", ".join(f"{name} {count:,}" for name, count in self.comparisons.items())
         ends = ", ".join(f"{count:,} {name}" for name, count in self.ends.most_common())
         refusals = ", ".join(f"{name} {count}" for name, count in self.refusals.most_common(6))
+        not_reprovable = ", ".join(f"{name} {count}" for name, count in self.not_reprovable.most_common())
         families = ", ".join(f"{name} {self.false_ones(name + ' '):,}" for name in FAMILIES)
         by_verdict = Counter[str]()
         for name, count in self.forged.items():
@@ -124,6 +128,7 @@ class Tally:
             [
                 f"honest: {self.ends.total():,} cases in {self.seconds['honest']:,.0f} s: {ends}",
                 f"  refused by compile: {refusals or 'none'}",
+                f"  not re-provable: {not_reprovable or 'none'}",
                 f"  {self.comparisons.total():,} comparisons ({engines}), {self.in_arb:,} decided in Arb",
                 f"  largest error/bound {self.closest.value:.9f} ({self.closest.job})",
                 f"  slowest compile {self.compile_seconds} s, slowest verify {self.verify_seconds} s",

@@ -51,6 +51,10 @@ REALS = {"x": (-math.inf, math.inf)}
             0.096,
             {"norm": 6.5, "dtype": "float32"},
         ),
+        # a root on a wide leaf, whose derivatives are large at one end
+        ("y + x + sqrt(y)", {"y": (0.943415, 8.66542), "x": (0, 1)}, 0.457, {}),
+        # a Taylor leaf beside a jump, where the other key is far behind for the prover, and not for the checker
+        ("floor(0.343*x + 0.761)", {"x": (0, 1)}, 0.2, {"norm": 3.5, "dtype": "float32"}),
         # scores are off by 5, and all keys but one are far behind on a leaf, but not on the larger cells around it
         (
             "floor(0.441*x + 1.93)*y",

@@ -18,6 +18,7 @@ transformers = pytest.importorskip("transformers", reason="make test-models inst
 import attnc  # noqa: E402
 from attnc.converting.huggingface import convert_directory, example_inputs, load_model  # noqa: E402
 from attnc.converting.measuring import largest_difference  # noqa: E402
+from attnc.converting.model_folder import ModelFolder  # noqa: E402
 from attnc.errors import FileError, InputError  # noqa: E402
 from converting.trace import traced  # noqa: E402
 
@@ -87,7 +88,7 @@ def reactions(albert) -> dict:
 
 
 def test_minilm_reaches_the_figures(minilm):
-    model = load_model(str(minilm))
+    model = load_model(ModelFolder.read(minilm))
     inputs, _ = example_inputs(model, str(minilm), None)
     converted, report = attnc.convert(model, eps=1e-6, example=inputs)
     before, original_kernels = traced(model, **inputs)
@@ -106,7 +107,7 @@ def test_minilm_reaches_the_figures(minilm):
 
 def test_minilm_takes_at_most_three_times_the_processor_time(minilm):
     """One thread, processor time: what other programs do does not count."""
-    model = load_model(str(minilm))
+    model = load_model(ModelFolder.read(minilm))
     converted, _ = attnc.convert(model, eps=1e-6)
     ids = torch.randint(1000, 20000, (32, 32))
     threads = torch.get_num_threads()
@@ -124,7 +125,7 @@ def test_minilm_takes_at_most_three_times_the_processor_time(minilm):
 
 
 def test_albert_uses_one_block_twelve_times(albert, reactions):
-    model = load_model(str(albert))
+    model = load_model(ModelFolder.read(albert))
     assert type(model).__name__ == "AlbertForMaskedLM"
     converted, report = attnc.convert(model, eps=1e-7, example=reactions)
     after, kernels = traced(converted, **reactions)
@@ -149,7 +150,7 @@ def test_command_line_and_one_call_to_load(minilm, tmp_path):
     assert {"name", "activation", "anchors", "error", "block_error", "seen", "drift"} <= set(told["replaced"][0])
     loaded = attnc.load_converted(out)
     inputs, _ = example_inputs(loaded, str(out), None)
-    converted, _ = attnc.convert(load_model(str(minilm)), eps=1e-6)
+    converted, _ = attnc.convert(load_model(ModelFolder.read(minilm)), eps=1e-6)
     a, b = traced(loaded, **inputs)[0], traced(converted, **inputs)[0]
     assert torch.equal(a.last_hidden_state, b.last_hidden_state)
     refused = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -186,7 +187,7 @@ def test_architectures(name, tmp_path):
     report = convert_directory(tmp_path / "source", tmp_path / "out", 1e-6)
     assert not report.left
     assert report.replaced
-    model, converted = load_model(str(tmp_path / "source")), attnc.load_converted(tmp_path / "out")
+    model, converted = load_model(ModelFolder.read(tmp_path / "source")), attnc.load_converted(tmp_path / "out")
     inputs, _ = example_inputs(model, str(tmp_path / "source"), None)
     before, original_kernels = traced(model, **inputs)
     after, kernels = traced(converted, **inputs)

@@ -52,8 +52,7 @@ from attnc.cli.output import (
 from attnc.cli.tables import read_source, read_text
 from attnc.constructions.catalogue import CATALOGUE
 from attnc.constructions.construction import DEFAULT_EPS
-from attnc.errors import FileError, InputError
-from attnc.exports.safe_files import CONFIG, read_json
+from attnc.errors import FileError, InputError, positive_number
 from attnc.network import BEYOND, OUTSIDE
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.wording import one_line, printable, value_note
@@ -272,7 +271,6 @@ def eval_command(
     import numpy as np
 
     from attnc import load
-    from attnc.ir.program import split_columns
     from attnc.model_card import standing
 
     network = load(net) if dtype is None else load(net).astype(dtype)
@@ -284,7 +282,7 @@ def eval_command(
             f"the point is outside the box ({network.box}), where nothing is claimed. Use --outside clamp or "
             "--outside allow to go on."
         )
-    values = network(*split_columns(point, network.program.input_shapes), outside=outside)[0]
+    values = network.at(point, outside=outside).reshape(network.program.output_shape)
     met = np.clip(point, network.box.lo, network.box.hi) if outside == "clamp" else point
     bound, with_rounding = network.certificate.pointwise_bound, network.certificate.bound_at(float(met[0, 0]))
     bound = (bound if with_rounding is None else with_rounding) if is_inside or outside == "clamp" else None
@@ -467,16 +465,18 @@ def convert_command(
     json_output: Json = False,
 ) -> None:
     """Replace every activation of a pretrained model by attention, and measure how much the outputs change."""
-    if source.is_dir():
-        read_json(source / CONFIG)  # a folder without one is refused before torch is imported, which takes seconds
+    from attnc.converting.model_folder import CONVERTED, ModelFolder
+
+    positive_number("eps", eps)  # bad arguments are refused before torch is imported, which takes seconds
+    ModelFolder.read(source)
+    check_writable(out, CONVERTED, force=force)
+    lines = None if texts is None else _texts(texts)
     with progress_bar("importing torch") as progress:
         from attnc.converting import need_torch
 
         need_torch()
-        from attnc.converting.huggingface import CONVERTED, convert_directory
+        from attnc.converting.huggingface import convert_directory
 
-        check_writable(out, CONVERTED, force=force)
-        lines = None if texts is None else _texts(texts)
         report = convert_directory(source, out, eps, texts=lines, strict=strict, progress=progress)
     if json_output:
         print_json(report.as_json() | {"out": str(out)})

@@ -15,6 +15,18 @@ from attnc.constructions.built import Progress
 from attnc.converting import measuring
 from attnc.converting.activations import Activation
 from attnc.converting.intercepting import HOLDER
+from attnc.converting.model_folder import (
+    CARD,
+    CONVERTED,
+    COPIED,
+    FORMAT,
+    KEYS,
+    MAX_WEIGHT_BYTES,
+    REPORT,
+    VOCABULARIES,
+    WEIGHTS,
+    ModelFolder,
+)
 from attnc.converting.modules import KEY_TENSORS, AttentionActivation
 from attnc.converting.report import EndToEnd, Report, model_card
 from attnc.converting.walking import convert_module
@@ -22,7 +34,6 @@ from attnc.errors import FileError, InputError, MissingExtra
 from attnc.exports.directory import json_bytes
 from attnc.exports.safe_files import (
     CONFIG,
-    FolderKind,
     PathLike,
     read_bytes,
     read_json,
@@ -39,14 +50,6 @@ try:
 except ImportError as error:
     raise MissingExtra("Hugging Face models need", "transformers", "models", error) from error
 
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-VOCABULARIES = (
-    *("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model"),
-)
-PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
-MAX_WEIGHT_BYTES = 2**33
-"""Maximum size of the weights that are read: 8 GiB. Writing a model takes about four copies of it in memory, and a
-workstation has 32 GiB."""
 SENTENCES = (
     "The committee approved the budget after a long discussion.",
     "A cat sleeps on the warm stones beside the river.",
@@ -62,24 +65,8 @@ SENTENCES = (
     "In 1969 two people walked on the surface of the Moon for the first time.",
 )
 """The texts for the measurement if none are given: prose, code, signs, and another language."""
-FAMILY = "attnc.converted/"
-FORMAT = f"{FAMILY}1"
-KEYS, REPORT, CARD = "attention_keys.safetensors", "report.json", "README.md"
-"""The file of the keys. It is separate, so that the file of the model's weights does not change."""
-COPIED = (
-    *VOCABULARIES,
-    *("merges.txt", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
-    *("generation_config.json", "preprocessor_config.json", "LICENSE"),
-)
-"""The files that are copied if they exist. None of them is code."""
-MAX_MODEL_LAYERS, BYTES_PER_LAYER = 10_000, 32
-"""Most layers of a model, ten times those of the deepest, and the fewest bytes of a file for a layer: safetensors needs
-more to name one tensor. transformers would build any number of layers before it reads the weights."""
 MAX_COPIED_BYTES = 2**28
 """Maximum size of a copied file: 256 MiB. The largest vocabularies take about 30 MiB."""
-CONVERTED = FolderKind(
-    "a converted model", FAMILY, ("attnc", "format"), {CONFIG, WEIGHTS, KEYS, REPORT, CARD, *COPIED}.__contains__
-)
 
 
 @contextlib.contextmanager
@@ -109,10 +96,10 @@ def convert_directory(
 ) -> Report:
     """Read the model in `source`, convert it, measure it on the texts, and write all of `out`, or nothing."""
     report_step = progress or (lambda step, fraction: None)
-    folder = os.fspath(source)
     report_step("loading the model", 0.0)
+    folder = ModelFolder.read(source)
     model = load_model(folder)
-    inputs, described = example_inputs(model, folder, texts)
+    inputs, described = example_inputs(model, folder.path, texts)
     report_step("replacing and proving the activations", 0.25)
     converted, report = convert_module(model, eps, strict, inputs)
     report_step("measuring", 0.5)
@@ -122,10 +109,10 @@ def convert_directory(
         report.notes.append(f"nothing was measured: {described}")
     report_step("saving", 0.75)
     keys = {name: tensor.detach().clone() for name, tensor in _stored_keys(converted)}
-    weights, key_bytes = pack(unpacked(folder, *_weight_files(folder)), metadata={"format": "pt"}), pack(keys)
+    weights, key_bytes = pack(unpacked(*folder.weight_paths), metadata={"format": "pt"}), pack(keys)
     hashes = {WEIGHTS: hashlib.sha256(weights).hexdigest(), KEYS: hashlib.sha256(key_bytes).hexdigest()}
-    config = read_json(os.path.join(folder, CONFIG)) | {"attnc": {"format": FORMAT, "eps": report.eps}}
-    name = os.path.basename(os.path.abspath(folder))
+    config = folder.config | {"attnc": {"format": FORMAT, "eps": report.eps}}
+    name = os.path.basename(os.path.abspath(folder.path))
     facts = {"format": FORMAT, "source": name, "sha256": hashes, **report.as_json()}
     files = {
         CONFIG: json_bytes(config, CONFIG),
@@ -134,7 +121,7 @@ def convert_directory(
         REPORT: json_bytes(facts, REPORT),
         CARD: model_card(report, name, type(model).__name__).encode(),
     }
-    write_whole(out, files | _copied(folder), CONVERTED)
+    write_whole(out, files | _copied(folder.path), CONVERTED)
     return report
 
 
@@ -152,12 +139,12 @@ def load_converted(path: PathLike) -> nn.Module:
         digest = sha256_of(os.path.join(folder, name), MAX_WEIGHT_BYTES)
         if not isinstance(hashes, dict) or hashes.get(name) != digest:
             raise FileError(f"{folder!r}: {REPORT} belongs to another {name}; convert the model again")
-    converted, _ = convert_module(load_model(folder), found.get("eps"), False, None)  # type: ignore[arg-type]
+    converted, _ = convert_module(load_model(ModelFolder.read(folder)), found.get("eps"), False, None)  # type: ignore[arg-type]
     try:
         _made_by_runs(converted, facts)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise FileError(f"{folder!r}: {REPORT} does not describe this model: {error!r}") from error
-    stored = unpacked(folder, KEYS)
+    stored = unpacked(os.path.join(folder, KEYS))
     for name, proved in _stored_keys(converted):
         tensor = stored.pop(name, None)
         if tensor is None or not torch.equal(tensor, proved):
@@ -216,60 +203,27 @@ def _copied(folder: str) -> dict[str, bytes]:
 
 
 @quiet()
-def load_model(folder: str) -> Any:
-    """Load the model of a directory with the class that its configuration names, in its stored dtype."""
-    if not os.path.isdir(folder):
-        raise FileError(f"{folder!r} is not a folder. A Hugging Face model is a folder with a {CONFIG} in it.")
-    config = read_json(os.path.join(folder, CONFIG))
-    if "auto_map" in config:
-        raise FileError(f"{folder!r}: the model needs code of its own (auto_map), and attnc runs none")
-    total = sum(os.path.getsize(os.path.join(folder, file)) for file in _weight_files(folder))
-    for key, value in config.items():
-        if "layer" in key and type(value) is int and value > min(MAX_MODEL_LAYERS, total // BYTES_PER_LAYER):
-            raise FileError(f"cannot load {folder!r}: {CONFIG} states {key} = {value:,} for weights of {total:,} bytes")
-    names = config.get("architectures")
+def load_model(folder: ModelFolder) -> Any:
+    """Load the model of a folder with the class that its configuration names, in its stored dtype."""
+    names = folder.config.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
     kind: Any = getattr(transformers, name, None) if isinstance(name, str) else None
     if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
         kind = transformers.AutoModel
     try:
         model = kind.from_pretrained(
-            folder, dtype="auto", use_safetensors=True, local_files_only=True, trust_remote_code=False
+            folder.path, dtype="auto", use_safetensors=True, local_files_only=True, trust_remote_code=False
         )
     except (OSError, ValueError, KeyError, RuntimeError, TypeError, SafetensorError) as error:
         first = str(error).strip().splitlines()[:1] or [type(error).__name__]
-        raise FileError(f"transformers cannot load {folder!r}: {first[0][:300]}") from error
+        raise FileError(f"transformers cannot load {folder.path!r}: {first[0][:300]}") from error
     return model.eval()
 
 
-def _weight_files(folder: str) -> list[str]:
-    """Return the names of the files that hold the weights. Raise FileError if none of them can be read."""
-    has = {name: os.path.isfile(os.path.join(folder, name)) for name in (WEIGHTS, INDEX)}
-    names = [WEIGHTS] if has[WEIGHTS] else []
-    if has[INDEX] and not names:
-        listed = read_json(os.path.join(folder, INDEX)).get("weight_map")
-        names = sorted(set(listed.values())) if isinstance(listed, dict) else []
-    for name in names:
-        if not isinstance(name, str) or os.path.basename(name) != name or not name.endswith(".safetensors"):
-            raise FileError(f"{folder!r}: {INDEX} names {name!r}, which is no safetensors file beside it")
-        if not os.path.isfile(os.path.join(folder, name)):
-            raise FileError(f"{folder!r}: {name!r}, which {INDEX} names, is missing")
-    if not names:
-        pickles = sorted(name for name in os.listdir(folder) if name.endswith(PICKLES))
-        also = f"; {pickles[0]!r} is a pickle, which can run code, and is not read" if pickles else ""
-        raise FileError(
-            f"{folder!r} has no {WEIGHTS}{also}. Save the model as safetensors first: model.save_pretrained(folder)."
-        )
-    total = sum(os.path.getsize(os.path.join(folder, name)) for name in names)
-    if total > MAX_WEIGHT_BYTES:
-        raise FileError(f"{folder!r} holds {total:,} bytes of weights; attnc reads at most {MAX_WEIGHT_BYTES:,}")
-    return names
-
-
-def unpacked(folder: str, *names: str) -> dict[str, Tensor]:
+def unpacked(*paths: str) -> dict[str, Tensor]:
     """Return the tensors of all these files."""
     found: dict[str, Tensor] = {}
-    for path in (os.path.join(folder, name) for name in names):
+    for path in paths:
         try:
             found |= unpack(read_bytes(path, MAX_WEIGHT_BYTES))
         except SafetensorError as error:

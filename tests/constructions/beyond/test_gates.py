@@ -141,3 +141,9 @@ def test_kinks_across_the_axes_are_proved_head_by_head(text):
 def test_a_derivation_is_of_the_expression_or_none(text, has):
     """A max has more than one argument. Coefficients are exact: x/3 is not x times a rounded third."""
     assert (gates(target(text), eps=1e-3).derivation is not None) == has
+
+
+@pytest.mark.parametrize("text", ["atan(x) - abs(y)*((x - x)*0.5)", "x*y*((x - x)*0.5) + tanh(y)"])
+def test_a_term_times_zero_is_left_out(text):
+    network = attnc.compile(text, {"x": (1, 2), "y": (-2, 2)}, 0.01)
+    assert network.certificate.bound <= 0.01

@@ -7,7 +7,8 @@ are equal forms. The laws used are those of a commutative ring and
     a/b = a·b⁻¹, a^m·a^n = a^(m+n) for integers,      a^b = exp(b·log a) unless b is a constant,
     max(a, b) = a + relu(b − a),                      min(a, b) = a − relu(a − b),
     clip(u, a, b) = min(max(u, a), b),                and for constants a < b: a + relu(u − a) − relu(u − b),
-    sin w = (E − E⁻¹)/2i, cos w = (E + E⁻¹)/2,        E = exp(iw), whose powers are those of multiples of w.
+    sin w = (E − E⁻¹)/2i, cos w = (E + E⁻¹)/2,        E = exp(iw), whose powers are those of multiples of w,
+    f(0) = 0 for sin, tanh, relu and the like.
 
 All hold where both sides are defined. The caller checks the domains.
 """
@@ -18,8 +19,9 @@ import itertools
 import math
 from collections.abc import Hashable, Iterable, Sequence
 from fractions import Fraction
-from functools import reduce
+from functools import cache, reduce
 
+from attnc.errors import DomainError
 from attnc.targets.expressions.coefficient import Coefficient
 from attnc.targets.expressions.tree import (
     Call,
@@ -104,6 +106,8 @@ class _CanonicalForms:
                 return self._least(self._greatest(a[0], a[1]), a[2])
             case Call("sin" | "cos", _) if self._trigonometry and a[0]:
                 return self._wave(node.name, a[0])
+            case Call(name, _) if not any(a) and _vanishes_at_zero(name, len(a)):
+                return ()
             case Call(name, _):
                 return self._atom(("call", name, tuple(a)))
         raise AssertionError(node)
@@ -115,7 +119,7 @@ class _CanonicalForms:
         return _sum(a, _scaled(self._relu(_sum(a, _scaled(b, -1))), -1))
 
     def _relu(self, a: Form) -> Form:
-        return self._atom(("call", "relu", (a,)))
+        return self._atom(("call", "relu", (a,))) if a else ()
 
     def _wave(self, name: str, angle: Form) -> Form:
         scale = angle[0][1]
@@ -168,6 +172,14 @@ class _CanonicalForms:
         if exponent_is_constant:
             return self._atom(("power", base, exponent))
         return self._atom(("call", "exp", (self._times(exponent, self._atom(("call", "log", (base,)))),)))
+
+
+@cache
+def _vanishes_at_zero(name: str, num_arguments: int) -> bool:
+    try:
+        return Coefficient(Call(name, (Number(Fraction(0)),) * num_arguments)).size == 0
+    except DomainError:
+        return False
 
 
 def _is_below(low: Node, high: Node) -> bool:

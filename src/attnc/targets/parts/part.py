@@ -126,5 +126,5 @@ def combination(terms: Sequence[tuple[Part, Coefficient]], constant: Coefficient
 
     for part, coefficient in terms:
         add(part, coefficient)
-    kept = tuple((part, coefficient) for part, coefficient in found.values() if coefficient != ZERO)
+    kept = tuple((part, coefficient) for part, coefficient in found.values() if coefficient.size > 0)
     return kept[0][0] if len(kept) == 1 and kept[0][1] == UNIT and constant == ZERO else Combination(kept, constant)
