@@ -15,8 +15,8 @@ import numpy as np
 from scipy.interpolate import RegularGridInterpolator
 
 from attnc.constructions.beyond.spectral_grid import spectral_grid
-from attnc.engines.grid import COMPILING, WORK_WORTH, GridHead
-from attnc.engines.numpy_engine import NumpyEngine, streamed
+from attnc.engines.grid import GridHead
+from attnc.engines.numpy_engine import NumpyEngine, has_numba, streamed
 from attnc.ir.normal_form import AttentionStage, FoldedHead, normal_form
 from attnc.targets.box import Box
 from attnc.targets.expression_target import ExpressionTarget
@@ -48,7 +48,7 @@ def seconds(runs: dict[str, Callable[[], object]], repeats: int) -> dict[str, fl
     return best
 
 
-def measure(source: str, num_anchors: int, num_points: int, repeats: int) -> list[str]:
+def measure(source: str, num_anchors: int, num_points: int, repeats: int, is_compiled: bool) -> list[str]:
     target = ExpressionTarget(Expression.parse(source), BOX)
     points = np.random.default_rng(0).uniform(BOX.lo, BOX.hi, (num_points, 2))
     few = points[:DENSE_POINTS]
@@ -70,10 +70,8 @@ def measure(source: str, num_anchors: int, num_points: int, repeats: int) -> lis
         nodes, target(mesh).reshape(num_anchors, num_anchors), method="cubic", solver_args={"rtol": 1e-12}
     )
 
-    while COMPILING.is_possible and COMPILING.work_done < WORK_WORTH:
-        engine(points)
-    found = engine(points)  # compiles
-    many = {"grid": lambda: engine(points), "scipy": lambda: spline(points)}
+    found = engine(points, is_compiled=is_compiled)  # compiles
+    many = {"grid": lambda: engine(points, is_compiled=is_compiled), "scipy": lambda: spline(points)}
     scaled = {"plain": lambda: plain_softmax(head, few), "stream": lambda: dense(few)}
     took = seconds(many, repeats)
     took |= {name: t * num_points / len(few) for name, t in seconds(scaled, 2).items()}
@@ -98,14 +96,11 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--without-numba", action="store_true")
     given = parser.parse_args()
-    if given.without_numba:
-        COMPILING.is_possible = False
-    print(
-        f"{given.anchors}² anchors, {given.points:,} points, {'with' if COMPILING.is_possible else 'without'} numba\n"
-    )
+    is_compiled = has_numba() and not given.without_numba
+    print(f"{given.anchors}² anchors, {given.points:,} points, {'with' if is_compiled else 'without'} numba\n")
     print("| function | evaluated by | seconds | × the grid's time | largest error |\n|---|---|---|---|---|")
     for source in FUNCTIONS:
-        print("\n".join(measure(source, given.anchors, given.points, given.repeats)), flush=True)
+        print("\n".join(measure(source, given.anchors, given.points, given.repeats, is_compiled)), flush=True)
 
 
 if __name__ == "__main__":

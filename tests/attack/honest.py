@@ -8,6 +8,7 @@ network in exact arithmetic, far beyond the reach of engines.
 
 from __future__ import annotations
 
+import functools
 import math
 import tempfile
 import time
@@ -22,9 +23,8 @@ import numpy as np
 import attnc
 from attack.grammar import Case
 from attack.limits import TooLong, cpu_limit
-from attnc.engines import grid
 from attnc.engines.grid import GridHead
-from attnc.engines.numpy_engine import NumpyEngine
+from attnc.engines.numpy_engine import NumpyEngine, has_numba
 from attnc.ir.program import Program
 from attnc.proofs.certificate import Certificate
 from attnc.targets.box import Box
@@ -240,26 +240,13 @@ class Attack:
 
 
 def all_engines(program: Program) -> dict[str, Engine]:
-    """Return every engine, with compiled loops as one of their own where the program has a grid of keys."""
+    """Return every engine, with compiled loops as one of their own where the program has some."""
     found: dict[str, Engine] = engines_of(program, ENGINES)
     numpy = found["numpy"]
     assert isinstance(numpy, NumpyEngine)
-    last = numpy._stages[-1] if numpy._stages else None
-    is_grid = any(isinstance(head, GridHead) for head in getattr(last, "heads", ()))
-    return found | ({"numba": compiled(NumpyEngine(program))} if is_grid and grid.COMPILING.is_possible else {})
-
-
-def compiled(engine: NumpyEngine) -> Engine:
-    """Return the engine as it runs after much work: grids are contracted by loops that numba has compiled."""
-
-    def run(*inputs: np.ndarray) -> np.ndarray:
-        before, grid.COMPILING.work_done = grid.COMPILING.work_done, grid.WORK_WORTH
-        try:
-            return engine(*inputs)
-        finally:
-            grid.COMPILING.work_done = before
-
-    return run
+    has_grid = any(isinstance(head, GridHead) for stage in numpy._stages for head in stage.heads)
+    has_loops = has_numba() and (has_grid or numpy._fused is not None)
+    return found | ({"numba": functools.partial(NumpyEngine(program), is_compiled=True)} if has_loops else {})
 
 
 def on_core(target: Target, core: tuple[float, float]) -> Target:

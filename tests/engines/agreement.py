@@ -26,6 +26,7 @@ NETWORKS = {
     "truncated_linear": (LINEAR, 0.05, "auto"),
     "truncated_linear_heads": (LINEAR, 0.05, "truncated_linear_heads"),
     "relu_network": (RELU, 0.2, "auto"),
+    "compose": (attnc.as_target("max(sin(3*x), y**2 - 0.5) + exp(sin(x)*y)", [(-1, 1)] * 2), 1e-3, "compose"),
 }
 """The target, eps and construction of each network."""
 

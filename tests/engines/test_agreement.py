@@ -35,6 +35,11 @@ def run_numpy(program: Program, inputs: Inputs) -> np.ndarray:
     return NumpyEngine(program)(*inputs)
 
 
+def run_compiled(program: Program, inputs: Inputs) -> np.ndarray:
+    pytest.importorskip("numba")
+    return NumpyEngine(program)(*inputs, is_compiled=True)
+
+
 def run_prompt(program: Program, inputs: Inputs) -> np.ndarray:
     outputs = [prompt.run(program, [given[i] for given in inputs]) for i in range(len(inputs[0]))]
     return np.stack(outputs) if outputs else np.zeros((0, *program.output_shape), program.dtype)
@@ -70,15 +75,25 @@ def run_plain_onnx(program: Program, inputs: Inputs) -> np.ndarray:
     return run_onnx(program, inputs, is_optimised=False)
 
 
-ENGINES = {"numpy": run_numpy, "torch": run_torch, "onnx": run_onnx}
-NUMPY, TORCH, ONNX = "attnc.engines.numpy_engine", "attnc.engines.torch_engine", "attnc.exports.onnx_file"
+ENGINES = {"numpy": run_numpy, "compiled": run_compiled, "torch": run_torch, "onnx": run_onnx}
+NUMPY, FUSED = "attnc.engines.numpy_engine", "attnc.engines.fused"
+TORCH, ONNX = "attnc.engines.torch_engine", "attnc.exports.onnx_file"
 DENSE = "attnc.ir.normal_form.DENSE_BYTES"
-BLOCKS = {f"{NUMPY}.CELLS_PER_POINT_BLOCK": 8, f"{NUMPY}.SCORES_PER_THREAD": 1}
-"""Blocks so small that tiny programs stream, skip and unpack; every point block is a thread's work of its own."""
+THREADS = {f"{NUMPY}.CELLS_PER_POINT_BLOCK": 8, f"{NUMPY}.SCORES_PER_THREAD": 1}
+"""Every point block is a thread's work of its own."""
+BLOCKS = THREADS | {f"{FUSED}.MOST_NUMBERS": -1}
+"""Blocks so small that tiny programs stream, skip and unpack, and none runs as a list of instructions."""
 KEYS, SCORES = f"{NUMPY}.KEYS_PER_BLOCK", f"{NUMPY}.SCORES_PER_BLOCK"
 VARIANTS = {
     "reference, chunks of points and queries": (run_reference, {"attnc.ir.reference.WORKING_BYTES": 64}, 30),
     "numpy": (run_numpy, {}, 100),
+    "numpy, two scores of a head at once": (run_numpy, THREADS | {f"{FUSED}.SCORES_PER_STEP": 2}, 100),
+    "compiled": (run_compiled, {}, 100),
+    "compiled, a point per block": (
+        run_compiled,
+        THREADS | {f"{FUSED}.FEWEST_POINTS": 1, f"{FUSED}.MOST_POINTS": 1},
+        100,
+    ),
     "numpy, several key blocks": (run_numpy, BLOCKS | {KEYS: 1}, 100),
     "numpy, blocks of two, two scores at once": (run_numpy, BLOCKS | {KEYS: 2, SCORES: 2}, 100),
     "numpy, nothing dense": (run_numpy, BLOCKS | {DENSE: 0, KEYS: 1, SCORES: 3}, 100),

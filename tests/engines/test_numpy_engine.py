@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from attnc.engines import numpy_engine
+from attnc.engines import fused, numpy_engine
 from attnc.engines.numpy_engine import NumpyEngine
 from attnc.ir import Attention, Mask, Program
 from attnc.ir.building import AffineBuilder, Attending, reading
@@ -22,6 +21,7 @@ from ir.rounding import NEGLIGIBLE, assert_agrees
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Make blocks so small that tiny programs stream, skip and unpack, each point block in a thread of its own."""
+    monkeypatch.setattr(fused, "MOST_NUMBERS", -1)  # no program is a list of instructions
 
     def shrink(cells: int = 8, **sizes: int) -> None:
         for name, size in {**sizes, "CELLS_PER_POINT_BLOCK": cells, "SCORES_PER_THREAD": 1}.items():
@@ -150,17 +150,17 @@ def test_a_gate_on_thousands_of_tokens_costs_what_is_visible():
 
 def test_threads_share_the_points_and_report_progress(monkeypatch, small_blocks):
     small_blocks(cells=100, KEYS_PER_BLOCK=4)
-    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    monkeypatch.setattr(numpy_engine, "CORES", 3)
     anchors = np.linspace(-3, 3, 99)
     program = lookup_program(anchors, np.cos(anchors), 2.0)
     engine, names = NumpyEngine(program), set()
-    run_block = engine._run_block
+    run_block = engine._streamed
 
     def watched(u):
         names.add(threading.current_thread().name)
         return run_block(u)
 
-    monkeypatch.setattr(engine, "_run_block", watched)
+    monkeypatch.setattr(engine, "_streamed", watched)
     points, seen = np.linspace(-3, 3, 200)[:, None], []
     found = engine(points, progress=seen.append)
     assert_agrees(program, (points,), found)
@@ -179,6 +179,6 @@ def test_progress_without_threads():
 def test_an_error_in_a_thread_is_raised(monkeypatch, small_blocks):
     small_blocks(cells=1)
     engine = NumpyEngine(lookup_program(np.array([0.0, 1.0]), np.array([0.0, 1.0]), 1.0))
-    monkeypatch.setattr(engine, "_run_block", lambda u: 1 / 0)
+    monkeypatch.setattr(engine, "_streamed", lambda u: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         engine(np.zeros((100, 1)))

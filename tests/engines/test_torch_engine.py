@@ -6,6 +6,9 @@ divided by the step.
 
 from __future__ import annotations
 
+import dataclasses
+import warnings
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -182,3 +185,101 @@ def test_weights_go_through_safetensors(tmp_path):
     assert (first(points) == second(points)).all()
     assert "stages.0_select.heads.0.keys.constant" in first.state_dict()
     assert not any(tensor.requires_grad for tensor in first.state_dict().values())
+
+
+# --- compilers and exporters ------------------------------------------------------------------------------------------
+
+BATCH = {"inputs": ({0: torch.export.Dim("batch")},)}
+
+
+def of_compose(dtype: str, outside: str):
+    """A module with products, gates and several stages, points in and outside the box, and the allowed error."""
+    net = agreement.network("compose", dtype)
+    points = np.random.default_rng(1).uniform(-1.05, 1.05, (300, 2)).astype(dtype)
+    return net, net.to_torch(outside=outside), torch.from_numpy(points)
+
+
+def assert_exported(net: attnc.Network, points, found) -> None:
+    """A computation elsewhere agrees with the reference inside the box."""
+    is_inside = (np.abs(points.numpy()) <= 1).all(axis=1)
+    assert 0 < is_inside.sum() < len(points)
+    assert_agrees(net.program, (points.numpy()[is_inside],), np.asarray(found)[is_inside])
+
+
+@pytest.mark.parametrize("outside", ["allow", "clamp", "nan"])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_torch_export_takes_any_batch(dtype, outside):
+    net, module, points = of_compose(dtype, outside)
+    exported = torch.export.export(module, (points[:5],), dynamic_shapes=BATCH).module()
+    for some in (points, points[:1]):
+        torch.testing.assert_close(exported(some), module(some), equal_nan=True, rtol=1e-6, atol=1e-6)
+    assert_exported(net, points, exported(points).numpy())
+
+
+def test_no_matrices_per_point():
+    """The product of a stage is one matrix product for all points."""
+    _, module, points = of_compose("float64", "allow")
+    called = [str(node.target) for node in torch.export.export(module, (points,), dynamic_shapes=BATCH).graph.nodes]
+    assert sum("softmax" in name for name in called) == sum(len(stage.heads) for stage in module.stages.values())
+    assert not any("bmm" in name or "baddbmm" in name for name in called)
+    assert any(name.startswith(("aten.matmul", "aten.addmm")) for name in called)
+
+
+@pytest.mark.parametrize(
+    "backend",
+    ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)],  # the second one needs a C++ compiler
+)
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_torch_compile_makes_one_graph_with_gradients(dtype, backend):
+    net, module, points = of_compose(dtype, "allow")
+    torch.compiler.reset()
+    compiled = torch.compile(module, fullgraph=True, backend=backend)
+    with torch.no_grad():
+        assert_exported(net, points, compiled(points))
+    gradients = []
+    for each in (module, compiled):
+        x = points.clone().requires_grad_()
+        each(x).sum().backward()
+        gradients.append(x.grad)
+    scale = gradients[0].abs().max()
+    assert (gradients[1] - gradients[0]).abs().max() <= 1000 * torch.finfo(points.dtype).eps * scale
+
+
+@pytest.mark.parametrize("outside", ["allow", "nan"])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_torch_onnx_export(dtype, outside, tmp_path):
+    pytest.importorskip("onnxscript")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    net, module, points = of_compose(dtype, outside)
+    file = str(tmp_path / "module.onnx")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch and onnxscript warn of their own parts
+        torch.onnx.export(module, (points[:5],), file, dynamo=True, dynamic_shapes=BATCH, verbose=False)
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {session.get_inputs()[0].name: points.numpy()})
+    assert_exported(net, points, found)
+    assert np.isnan(found).any() == (outside == "nan")
+
+
+# --- stored tensors ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["compose", "relu_network", "truncated_linear"])
+def test_every_stored_tensor_matters(name):
+    net = agreement.network(name)
+    module, points = net.to_torch(), torch.from_numpy(random_inputs(net.program, 40, 3)[0] / 2)
+    before, stored, generator = module(points), module.state_dict(), torch.Generator().manual_seed(0)
+    for key, tensor in stored.items():
+        if tensor.numel() and tensor.is_floating_point():
+            kept = tensor.clone()
+            tensor.copy_(torch.rand(tensor.shape, generator=generator) - tensor)
+            assert not torch.equal(module(points), before), key
+            tensor.copy_(kept)
+    assert torch.equal(module(points), before)
+
+
+def test_the_expression_is_not_read():
+    net = agreement.network("compose")
+    points = torch.from_numpy(random_inputs(net.program, 40, 3)[0] / 2)
+    nameless = dataclasses.replace(net, expression=None)
+    assert torch.equal(net.to_torch()(points), nameless.to_torch()(points))

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from scipy.sparse import csr_array
 
+import attnc
 from attnc.ir import Affine, Attention, Head, Program, Softmax
 from attnc.ir.building import AffineBuilder, Attending, projection, reading
-from attnc.ir.normal_form import AttentionStage, FloatForm, NormalForm, normal_form
+from attnc.ir.normal_form import AttentionStage, FloatForm, NormalForm, normal_form, pruned
 from attnc.ir.sparse import Sparse
 from attnc.ir.spec import check
 from attnc.proofs.rounding.program import RoundingForm
@@ -238,3 +239,19 @@ def test_what_nothing_reads_is_no_stage():
     assert form.stages == ()
     assert form.output.is_constant
     assert program(np.zeros((2, 3, 2))).tolist() == [1.0, 1.0]
+
+
+@settings(max_examples=60)
+@given(programs_and_inputs(max_layers=5))
+def test_variables_that_nothing_reads_are_dropped(case):
+    program, inputs = case
+    form = normal_form(program)
+    few = pruned(form)
+    for stage, before in zip(few.stages, form.stages, strict=True):
+        assert stage.num_variables <= before.num_variables
+    assert_agrees(program, inputs, dumb(few, program, inputs))
+
+
+def test_a_composition_passes_on_only_what_it_reads():
+    form = pruned(normal_form(attnc.compile("exp(sin(x)*y)", [(-1, 1)] * 2, eps=1e-3, construction="compose").program))
+    assert [len(stage.written) + len(stage.carried) for stage in form.stages] == [1, 1]

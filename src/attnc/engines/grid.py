@@ -16,7 +16,6 @@ Points that share a window of values on every axis form a group, and are contrac
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -48,9 +47,6 @@ LARGEST_VALUE = 1e200
 LARGEST_SCORE = 1e300
 """Largest |slope·t|. Arguments are clipped so that scores stay below it, and none is infinite."""
 
-WORK_WORTH = 2**28
-"""Amount of work (see `work_per_point`) done in numpy before loops are compiled. It takes one or two seconds, as long
-as compiling."""
 MOST_GROUPS = 2**20
 """Maximum number of groups for compiled loops. They count the points of every group: 8 MiB of counts."""
 
@@ -140,27 +136,6 @@ class GridTables:
 # --- the head ---------------------------------------------------------------------------------------------------------
 
 
-class _Compiling:
-    """The work done in numpy so far, which decides whether compiled loops take over."""
-
-    def __init__(self) -> None:
-        self.work_done = 0
-
-    @cached_property
-    def is_possible(self) -> bool:
-        return importlib.util.find_spec("numba") is not None
-
-    def is_worth(self, work: int) -> bool:
-        if self.work_done < WORK_WORTH:
-            self.work_done += work
-            return False
-        return self.is_possible
-
-
-COMPILING = _Compiling()
-"""There is one object for all heads of a process, because they share the compiled code."""
-
-
 class GridHead:
     """A head of the numpy engine over a grid of keys.
 
@@ -190,7 +165,9 @@ class GridHead:
         grid = GridTables.of(head)
         return None if grid is None else cls(head, grid)
 
-    def __call__(self, u: Float[np.ndarray, "batch variables"]) -> Float[np.ndarray, "batch one d_v"]:
+    def __call__(
+        self, u: Float[np.ndarray, "batch variables"], *, is_compiled: bool = False
+    ) -> Float[np.ndarray, "batch one d_v"]:
         t = self._linear @ u.T.astype(np.float64, copy=False)
         t += self._constants
         is_lost = None
@@ -199,8 +176,7 @@ class GridHead:
             t[:, is_lost] = 0.0
             np.clip(t, -self._limits, self._limits, out=t)
         t = t[: len(self.grid.axes)]
-        is_compiled = self._tiles.num_groups <= MOST_GROUPS and COMPILING.is_worth(len(u) * self.work_per_point)
-        averages = self._compiled(t) if is_compiled else self._tiles(t)
+        averages = self._compiled(t) if is_compiled and self._tiles.num_groups <= MOST_GROUPS else self._tiles(t)
         if self.grid.is_weighted:
             averages = averages[:-1] / averages[-1]
         if is_lost is not None:

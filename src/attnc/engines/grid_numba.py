@@ -11,8 +11,8 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numba import njit  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
+from attnc.engines.exponential_numba import exponential, inlined, kept
 from attnc.engines.grid_axis import LEAST_EXPONENT, WindowedAxis
 from attnc.numerics.arrays import Float, Int
 
@@ -148,7 +148,7 @@ def _exponentials(axes: Any, axis: Any, start: Any, t: Any, points: Any, weights
     for j in range(width):
         for b in range(points):
             score = weights[j, b] - top[b]
-            weight = math.exp(score) if score > axes.floor else least
+            weight = exponential(score) if score > axes.floor else least
             weights[j, b] = weight
             sums[b] += weight
 
@@ -189,10 +189,8 @@ def _contract(
                 out[b] += sums
 
 
-_powers = njit(_powers, error_model="numpy", fastmath=ANY_ORDER)
-_exponentials = njit(_exponentials, error_model="numpy")
-_multiply_out = njit(_multiply_out, error_model="numpy")
-_contract = njit(_contract, error_model="numpy", fastmath=ANY_ORDER)
+_powers, _contract = inlined(_powers, ANY_ORDER), inlined(_contract, ANY_ORDER)
+_exponentials, _multiply_out = inlined(_exponentials), inlined(_multiply_out)
 
 
 def _average_groups(
@@ -237,15 +235,7 @@ def _average_groups(
         begin = ends[group]
 
 
-def _kept(function: Any) -> Any:
-    """Compile a function. Keep the result on disk if there is a writable folder for it."""
-    try:
-        return njit(function, nogil=True, error_model="numpy", cache=True)
-    except RuntimeError:  # neither this folder nor the user's cache can be written to
-        return njit(function, nogil=True, error_model="numpy")
-
-
-_locate, _sort, _average = _kept(_locate_points), _kept(_sort_groups), _kept(_average_groups)
+_locate, _sort, _average = kept(_locate_points), kept(_sort_groups), kept(_average_groups)
 
 
 def weights_of_scores(scores: Float[np.ndarray, "rows n"]) -> Float[np.ndarray, "rows n"]:

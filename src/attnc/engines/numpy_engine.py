@@ -1,26 +1,29 @@
 """The numpy engine runs a folded program in blocks of keys and points, in the program's dtype.
 
 It works on the normal form, so constant keys are projected once, and only the tokens that are read are computed. A head
-is factorised per axis if its keys form a grid (`grid`). Otherwise it is averaged over blocks of keys. No array of size
-queries × keys ever exists.
+is factorised per axis if its keys form a grid (`grid`). A program without grids and with few keys runs as a list of
+instructions (`fused`). Otherwise a head is averaged over blocks of keys. No array of size queries × keys ever exists.
 
-There are two passes over the keys. The first finds each query's largest score, and the second sums exponentials shifted
-by it. A head with one block of keys keeps its scores instead of computing them again. Weights below e^NEGLIGIBLE times
-the largest count as zero (`ir.rounding`), and a query skips the blocks that hold only such weights. Together they
-change an average by at most num_keys · e^NEGLIGIBLE · (max v − min v).
+Then there are two passes over the keys. The first finds each query's largest score, and the second sums exponentials
+shifted by it. A head with one block of keys keeps its scores instead of computing them again. Weights below
+e^NEGLIGIBLE times the largest count as zero (`ir.rounding`), and a query skips the blocks that hold only such weights.
+Together they change an average by at most num_keys · e^NEGLIGIBLE · (max v − min v).
 """
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
+from contextlib import nullcontext
+from functools import cache, cached_property, partial
 from typing import Protocol
 
 import numpy as np
 
+from attnc.engines.fused import Fused, exponentials
 from attnc.engines.grid import GridHead
 from attnc.ir.normal_form import AttentionStage, FloatForm, FoldedHead, SoftmaxStage, Stage, normal_form
 from attnc.ir.program import Program
@@ -48,6 +51,8 @@ GATHERED_KEYS = 2**22
 """Maximum number of (query, visible key) pairs of a masked head whose keys are gathered per query: 32 MiB of
 float64."""
 
+CORES = os.cpu_count() or 1
+"""Number of threads at most."""
 FractionDone = Callable[[float], None]
 """A callback that gets the fraction of a run that is done."""
 
@@ -56,36 +61,53 @@ class NumpyEngine:
     """Evaluates one program, which is folded at construction. `work_per_point` is the number of scores per point.
 
     With `with_grids`, grids are factorised in the last stage only, so that no later softmax can magnify their
-    truncation.
+    truncation. A call with `is_compiled` runs the loops that numba compiles, for grids and for lists of instructions.
     """
 
     def __init__(self, program: Program, *, with_grids: bool = True) -> None:
         self.program = program
         self.form = normal_form(program)
         self._stages = [_stream(stage, with_grids and stage is self.form.stages[-1]) for stage in self.form.stages]
+        has_grid = any(isinstance(head, GridHead) for stage in self._stages for head in stage.heads)
+        self._fused = None if has_grid else Fused.of(self.form, program.dtype)
         self.work_per_point = sum(stage.work_per_point for stage in self._stages)
-        cells = [stage.cells_per_point for stage in self._stages]
-        self._cells_per_point = max([1, math.prod(self.form.output.shape), *cells])
+        self._num_outputs = math.prod(self.form.output.shape)
+        self._cells_per_point = max([1, self._num_outputs, *(stage.cells_per_point for stage in self._stages)])
+        self._dtype, self._input_shapes, self._output_shape = program.dtype, program.input_shapes, program.output_shape
 
-    def __call__(self, *inputs: np.ndarray, progress: FractionDone | None = None) -> np.ndarray:
-        states = self.program.as_tokens(inputs)
-        batch = len(states[0])
-        u = np.concatenate([state.reshape(batch, state.shape[1] * state.shape[2]) for state in states], axis=1)
-        out = np.empty((batch, *self.form.output.shape), self.program.dtype)
-        threads = min(os.cpu_count() or 1, batch, 1 + batch * self.work_per_point // SCORES_PER_THREAD)
-        most = CELLS_PER_POINT_BLOCK // self._cells_per_point, SCORES_PER_POINT_BLOCK // max(1, self.work_per_point)
+    def __call__(
+        self, *inputs: np.ndarray, is_compiled: bool = False, progress: FractionDone | None = None
+    ) -> np.ndarray:
+        u = self._variables(inputs)
+        batch = len(u)
+        fused = None if self._fused is None else self._fused.run(batch, is_compiled)
+        streamed = partial(self._streamed, is_compiled=is_compiled)
+        run, cells = (streamed, self._cells_per_point) if fused is None else (fused, self._num_outputs)
+        threads = min(CORES, batch, 1 + batch * self.work_per_point // SCORES_PER_THREAD)
+        most = CELLS_PER_POINT_BLOCK // max(1, cells), SCORES_PER_POINT_BLOCK // max(1, self.work_per_point)
         step = max(1, min(*most, -(-batch // max(1, threads))))
+        if fused is not None and batch == step and progress is None:  # one block: nothing is assembled
+            return fused(u).reshape(batch, *self._output_shape)
+        out = np.empty((batch, self._num_outputs), self._dtype)
         starts = range(0, batch, step)
 
         def work(start: int) -> None:
-            out[start : start + step] = self._run_block(u[start : start + step])
+            out[start : start + step] = run(u[start : start + step])
 
-        with ThreadPoolExecutor(max(1, threads)) as pool:
-            # The work of a single thread runs in this one, because a pool starts its threads with the first task.
-            for done, _ in enumerate(pool.map(work, starts) if threads > 1 else map(work, starts), 1):
+        with ThreadPoolExecutor(threads) if threads > 1 else nullcontext() as pool:
+            for done, _ in enumerate(pool.map(work, starts) if pool else map(work, starts), 1):
                 if progress:
                     progress(done / len(starts))
-        return self.program.from_tokens(out)
+        return out.reshape(batch, *self._output_shape)
+
+    def _variables(self, inputs: tuple[np.ndarray, ...]) -> Float[np.ndarray, "batch variables"]:
+        """Return the inputs as one array in the program's dtype, checked for shape."""
+        given = inputs[0] if len(inputs) == len(self._input_shapes) == 1 else None
+        if type(given) is np.ndarray and given.dtype == self._dtype and given.shape[1:] == self._input_shapes[0]:
+            return given.reshape(len(given), math.prod(self._input_shapes[0]))
+        states = self.program.as_tokens(inputs)
+        flat = [state.reshape(len(state), state.shape[1] * state.shape[2]) for state in states]
+        return flat[0] if len(flat) == 1 else np.concatenate(flat, axis=1)
 
     @cached_property
     def truncation(self) -> float:
@@ -101,10 +123,18 @@ class NumpyEngine:
         num_terms = len(last.truncation) + len(last.heads)
         return float(up(off.max(initial=0.0), 2 * num_terms + 4)) if off.any() else 0.0
 
-    def _run_block(self, u: Float[np.ndarray, "batch variables"]) -> Float[np.ndarray, "batch rows columns"]:
+    def _streamed(
+        self, u: Float[np.ndarray, "batch variables"], is_compiled: bool
+    ) -> Float[np.ndarray, "batch outputs"]:
         for stage in self._stages:
-            u = stage(u)
-        return self.form.output(u)
+            u = stage(u, is_compiled=is_compiled)
+        return self.form.output(u).reshape(len(u), self._num_outputs)
+
+
+@cache
+def has_numba() -> bool:
+    """Return whether loops can be compiled: whether the extra `fast` is installed."""
+    return importlib.util.find_spec("numba") is not None
 
 
 def advanced(stages: Sequence[Stage], u: Float[np.ndarray, "batch variables"]) -> Float[np.ndarray, "batch moved"]:
@@ -142,8 +172,11 @@ class StreamedAttention:
                 off += up(head.truncation @ np.abs(folded.W_O.astype(np.float64)), 2 * len(folded.W_O) + 4)
         return np.concatenate([off.ravel()[self._stage.written], np.zeros(len(self._stage.carried))])
 
-    def __call__(self, u: Float[np.ndarray, "batch variables"]) -> Float[np.ndarray, "batch moved"]:
-        outs = [_projected(head(u), folded.W_O) for head, folded in zip(self.heads, self._stage.heads, strict=True)]
+    def __call__(
+        self, u: Float[np.ndarray, "batch variables"], *, is_compiled: bool = False
+    ) -> Float[np.ndarray, "batch moved"]:
+        averages = [head(u, is_compiled=is_compiled) if isinstance(head, GridHead) else head(u) for head in self.heads]
+        outs = [_projected(mixed, head.W_O) for mixed, head in zip(averages, self._stage.heads, strict=True)]
         total = outs[0]
         for out in outs[1:]:
             total += out
@@ -162,12 +195,15 @@ class StreamedSoftmax:
     """A softmax stage, with the same call."""
 
     work_per_point = 0  # only scores are counted, and a softmax stage computes none
+    heads: tuple[StreamedHead, ...] = ()
 
     def __init__(self, stage: SoftmaxStage) -> None:
         self._logits, self._carried = stage.logits, stage.carried
         self.cells_per_point = 3 * math.prod(stage.logits.shape) + len(stage.carried)
 
-    def __call__(self, u: Float[np.ndarray, "batch variables"]) -> Float[np.ndarray, "batch moved"]:
+    def __call__(
+        self, u: Float[np.ndarray, "batch variables"], *, is_compiled: bool = False
+    ) -> Float[np.ndarray, "batch moved"]:
         weights = softmax(self._logits(u))
         moved = weights.reshape(len(u), weights.shape[1] * weights.shape[2])
         return np.concatenate([moved, u[:, self._carried]], axis=1)
@@ -312,7 +348,7 @@ class _StreamedSoftHead(_Blocked):
 
         Overwrite the scores.
         """
-        weights = _exponentials(scores, top[:, None])
+        weights = exponentials(scores, top[:, None])
         total[rows, 0] += key_sum(weights)
         if self._values.is_constant:
             mixed[rows] += key_mix(weights, unpacked(self._soft.values[self._blocks[j]]))
@@ -353,7 +389,7 @@ class _MovingKeys(_Blocked):
                 continue
             if len(self._blocks) > 1:
                 scores = self._scores(queries, which, keys, u)
-            weights = _exponentials(scores, top)
+            weights = exponentials(scores, top)
             total += key_sum(weights)[..., None]
             mixed += key_mix(weights, self._values.block(keys, u))
         mixed /= total
@@ -397,23 +433,8 @@ class _Gathered:
             scores = np.zeros(shape, queries.dtype)
             for column in range(keys.shape[3]):
                 scores += keys[..., column] * queries[:, chosen, column, None]
-            weights = _exponentials(scores, scores.max(axis=-1, keepdims=True))
+            weights = exponentials(scores, scores.max(axis=-1, keepdims=True))
             total = key_sum(weights)
             for column in range(self._d_v):
                 mixed[:, chosen, column] = key_sum(weights * values[..., column]) / total
         return mixed
-
-
-def _exponentials(scores: np.ndarray, top: np.ndarray) -> np.ndarray:
-    """Return exp(scores − top), computed in place. Negligible values are zero."""
-    scores -= top
-    least = NEGLIGIBLE[str(scores.dtype)]
-    if not scores.size or scores.min() >= least:
-        np.exp(scores, out=scores)
-        return scores
-    is_zero = scores < least
-    # A row instead of a number: numpy's loop over two contiguous arrays is the faster one.
-    np.maximum(scores, np.full(scores.shape[-1], least, scores.dtype), out=scores)
-    np.exp(scores, out=scores)
-    np.copyto(scores, 0.0, where=is_zero)
-    return scores

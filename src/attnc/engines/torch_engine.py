@@ -1,27 +1,29 @@
 """A program as a torch module: differentiable in its inputs, in the program's dtype, with bounded memory.
 
-It works on the normal form, so constant keys are projected once. A mask becomes gathering: a query gets only the keys
-that it sees. So work grows with the visible keys, and no score is ever −∞.
+It works on the normal form, so constant keys are projected once. The variables of all points are a matrix with one
+column per point. So every affine form is one matrix product, and none is made per point. A head with few constant keys
+has a row of scores for each key, and its softmax runs over these rows. With more keys, or keys that move, each point
+has a row of its own. A mask becomes gathering: a query gets only the keys that it sees. So work grows with the visible
+keys, and no score is ever −∞.
 
-Points are taken in blocks, and the queries of a head in pieces, of about CELLS_PER_TORCH_BLOCK array cells. With more
-than one block, only the inputs are kept for a gradient, and backward computes every block again. Gradients then cost
-one more evaluation, but no more memory.
+Without a gradient, points are taken in blocks that stay in the cache. With a gradient, blocks of points and pieces of
+the queries of a head have about CELLS_PER_TORCH_BLOCK array cells. With more than one such block, only the inputs are
+kept, and backward computes every block again. Gradients then cost one more evaluation, but no more memory. A compiled
+or exported module takes all points at once.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from functools import reduce
-from operator import add
 from typing import Any
 
 import numpy as np
 
 from attnc.errors import InputError, MissingExtra
-from attnc.ir.normal_form import AttentionStage, FloatForm, FoldedHead, SoftmaxStage, normal_form
+from attnc.ir.normal_form import AttentionStage, FloatForm, FoldedHead, SoftmaxStage, normal_form, pruned
 from attnc.ir.program import Program, require_shapes
-from attnc.ir.summing import BLOCK
+from attnc.ir.summing import BLOCK, MOST_KEYS
 from attnc.numerics.arithmetic import warn_of_fault
 
 try:
@@ -34,6 +36,10 @@ except ImportError as error:
 CELLS_PER_TORCH_BLOCK = 2**22
 """Number of array cells of a block of points or a piece of queries: 32 MiB of float64. A single row of scores may be
 longer."""
+SCORES_PER_TORCH_BLOCK = 2**18
+"""Number of scores of the largest head for a block of points without a gradient: 2 MiB of float64. Measured with heads
+of 11 to 41 keys, in cores with 1 MiB of cache: a quarter of it takes 1.3 times as long, because each operation has a
+fixed cost, and four times as many take 1.1 times as long."""
 DENSE_CELLS = 2**16
 """Maximum number of entries of a linear map that is always dense: 512 KiB. A larger map that is mostly zeros is
 sparse."""
@@ -48,7 +54,7 @@ def to_torch(program: Program, limits: Limits | None = None, *, is_nan_outside: 
 
     Points beyond `limits`, if there are any, are moved to them, or their outputs are NaN.
     """
-    return TorchNetwork(program, limits, is_nan_outside=is_nan_outside)
+    return TorchNetwork(program, limits, is_nan_outside=is_nan_outside).eval()
 
 
 class TorchNetwork(nn.Module):
@@ -70,16 +76,17 @@ class TorchNetwork(nn.Module):
             dtype = program.dtype
             self.register_buffer("least", torch.tensor(limits[0].astype(dtype)), persistent=False)
             self.register_buffer("most", torch.tensor(limits[1].astype(dtype)), persistent=False)
-        form = normal_form(program)
+        form = pruned(normal_form(program))
         self.input_shapes, self.output_shape = program.input_shapes, program.output_shape
         self.stages = nn.ModuleDict()
-        cells = form.output.shape[0] * form.output.shape[1]
+        cells, largest = form.output.shape[0] * form.output.shape[1], 1
         for number, stage in enumerate(form.stages):
             module = _TorchAttention(stage) if isinstance(stage, AttentionStage) else _TorchSoftmax(stage)
             self.stages[f"{number}_{stage.name.replace('.', '_')}"] = module
-            cells += module.cells_per_point
+            cells, largest = cells + module.cells_per_point, max(largest, module.scores_per_point)
         self.output = _TorchForm(form.output)
         self.points_per_block = max(1, CELLS_PER_TORCH_BLOCK // max(1, cells))
+        self.points_evaluated = min(self.points_per_block, max(1, SCORES_PER_TORCH_BLOCK // largest))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -90,15 +97,11 @@ class TorchNetwork(nn.Module):
             warn_of_fault()
         given = self._variables(inputs)
         u = given.clamp(self.least, self.most) if self.is_limited else given
-        is_trained = torch.is_grad_enabled() and any(buffer.requires_grad for buffer in self.buffers())
-        if len(u) <= self.points_per_block or is_trained:  # only this way weights get gradients; it takes more memory
-            out = self._run(u)
-        else:
-            out = _Blocks.apply(self._run, self.points_per_block, self.output.shape, u)  # type: ignore[no-untyped-call]
+        out = self._in_blocks(u.mT).mT
         if self.is_nan_outside:
-            is_moved = (given != u).any(dim=1)  # a NaN differs from itself
-            out = torch.where(is_moved[:, None, None], torch.nan, out)
-        return out.reshape(len(u), *self.output_shape)
+            is_moved = (given != u).any(dim=1, keepdim=True)  # a NaN differs from itself
+            out = torch.where(is_moved, torch.nan, out)
+        return out.reshape(u.shape[0], *self.output_shape)
 
     def _variables(self, inputs: tuple[Tensor, ...]) -> Tensor:
         """Return the inputs, flattened and side by side: (batch, variables)."""
@@ -108,10 +111,26 @@ class TorchNetwork(nn.Module):
         require_shapes("network", self.input_shapes, inputs)
         return torch.cat([given.to(self.dtype).flatten(1) for given in inputs], dim=1)
 
+    def _in_blocks(self, u: Tensor) -> Tensor:
+        """Return the outputs (outputs, batch) for the variables (variables, batch)."""
+        if torch.compiler.is_compiling():
+            return self._run(u)
+        if not torch.is_grad_enabled():
+            if u.shape[1] > self.points_evaluated:
+                # Once an array of several blocks was freed, glibc keeps the memory of each block for the next. Else
+                # every page that a block writes is a fault, which took 1.7 times as long.
+                u.new_empty(4 * SCORES_PER_TORCH_BLOCK)
+            blocks = [self._run(block) for block in torch.split(u, self.points_evaluated, dim=1)]
+            return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=1)
+        is_trained = any(buffer.requires_grad for buffer in self.buffers())
+        if u.shape[1] <= self.points_per_block or is_trained:  # only this way weights get gradients, with more memory
+            return self._run(u)
+        return _Blocks.apply(self._run, self.points_per_block, u)  # type: ignore[no-untyped-call]
+
     def _run(self, u: Tensor) -> Tensor:
         for stage in self.stages.values():
             u = stage(u)
-        return self.output.batched(u)
+        return self.output.batched(u).flatten(0, 1)
 
 
 class _Blocks(torch.autograd.Function):
@@ -122,27 +141,26 @@ class _Blocks(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, run: Callable[[Tensor], Tensor], step: int, shape: tuple[int, int], u: Tensor) -> Tensor:
+    def forward(ctx: Any, run: Callable[[Tensor], Tensor], step: int, u: Tensor) -> Tensor:
         ctx.run, ctx.step = run, step
         ctx.save_for_backward(u)
-        out = u.new_empty(len(u), *shape)
-        for start in range(0, len(u), step):
-            out[start : start + step] = run(u[start : start + step])
-        return out
+        return torch.cat([run(block) for block in torch.split(u, step, dim=1)], dim=1)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, None, Tensor]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, Tensor]:
         (u,), (grad,) = ctx.saved_tensors, grads
         is_differentiated_again = torch.is_grad_enabled()
         found = torch.zeros_like(u)
-        for start in range(0, len(u), ctx.step):
-            rows = slice(start, start + ctx.step)
+        for start in range(0, u.shape[1], ctx.step):
+            points = slice(start, start + ctx.step)
             with torch.enable_grad():
-                block = u[rows] if is_differentiated_again else u[rows].detach().requires_grad_()
+                block = u[:, points] if is_differentiated_again else u[:, points].detach().requires_grad_()
                 out = ctx.run(block)
             if out.requires_grad:
-                (found[rows],) = torch.autograd.grad(out, block, grad[rows], create_graph=is_differentiated_again)
-        return None, None, None, found
+                (found[:, points],) = torch.autograd.grad(
+                    out, block, grad[:, points], create_graph=is_differentiated_again
+                )
+        return None, None, found
 
 
 def _sparing_memory(run: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
@@ -179,40 +197,53 @@ class _TorchForm(nn.Module):
             self.register_buffer("entries", torch.tensor(entries.data))
 
     def forward(self, u: Tensor) -> Tensor:
-        """Return the array (batch, rows, columns), or (rows, columns) if the form is constant."""
+        """Return the array (rows, columns, batch), or (rows, columns, 1) if the form is constant."""
         if self.is_constant:
-            return self.constant
+            return self.constant[:, :, None]
+        constant = self.constant.reshape(-1, 1)
         if self.is_dense:
-            moved = u @ self.weight.mT
+            moved = torch.addmm(constant, self.weight, u)
         else:
-            size = (self.shape[0] * self.shape[1], u.shape[1])
+            size = (self.shape[0] * self.shape[1], u.shape[0])
             linear = torch.sparse_coo_tensor(self.index, self.entries, size, is_coalesced=True, check_invariants=False)
-            moved = torch.sparse.mm(linear, u.mT).mT
-        return moved.reshape(len(u), *self.shape) + self.constant
+            moved = torch.sparse.mm(linear, u) + constant
+        return moved.reshape(*self.shape, u.shape[1])
 
     def batched(self, u: Tensor) -> Tensor:
-        return self(u).expand(len(u), *self.shape)
+        return self(u).expand(*self.shape, u.shape[1])
 
 
 class _TorchAttention(nn.Module):
-    """An attention stage: (batch, variables) → (batch, moved)."""
+    """An attention stage: (variables, batch) → (moved, batch)."""
 
-    written: Tensor
+    written: Tensor | None
     carried: Tensor
 
     def __init__(self, stage: AttentionStage) -> None:
         super().__init__()
-        self.heads = nn.ModuleList(_TorchHead(head) for head in stage.heads)
-        self.residual = None if stage.residual is None else _TorchForm(stage.residual)
-        self.register_buffer("written", torch.tensor(stage.written), persistent=False)
+        width = stage.heads[0].W_O.shape[1]
+        columns, places = np.unique(stage.written % width, return_inverse=True)  # the channels that are read later
+        heads = [_TorchHead(head, columns) for head in stage.heads]
+        self.heads = nn.ModuleList(heads)
+        self.num_queries, self.num_columns = stage.heads[0].queries.shape[0], len(columns)
+        residual = stage.queried.columns(columns) if stage.is_residual else None
+        has_residual = residual is not None and residual.linear.nnz + residual.constant.nnz > 0
+        self.residual = _TorchForm(residual) if residual is not None and has_residual else None
+        written = stage.written // width * len(columns) + places
+        is_all = len(written) == self.num_queries * len(columns)
+        self.register_buffer("written", None if is_all else torch.tensor(written), persistent=False)
         self.register_buffer("carried", torch.tensor(stage.carried), persistent=False)
-        width = stage.heads[0].queries.shape[0] * stage.heads[0].W_O.shape[1]
-        self.cells_per_point = sum(head.cells_per_point + width for head in self.heads) + 3 * width
+        cells = self.num_queries * len(columns)
+        self.cells_per_point: int = sum(head.cells_per_point + cells for head in heads) + 3 * cells
+        self.scores_per_point: int = max(head.scores_per_point for head in heads)
 
     def forward(self, u: Tensor) -> Tensor:
-        parts = [*self.heads, *([] if self.residual is None else [self.residual])]
-        total: Tensor = reduce(add, (part(u) for part in parts))
-        return torch.cat([total.flatten(1)[:, self.written], u[:, self.carried]], dim=1)
+        outs = [head.W_O.mT @ head(u) for head in self.heads]
+        total = sum(outs[1:], outs[0]).reshape(self.num_columns, self.num_queries, u.shape[1]).transpose(0, 1)
+        if self.residual is not None:
+            total = total + self.residual(u)
+        moved = total.flatten(0, 1) if self.written is None else total.flatten(0, 1)[self.written]
+        return torch.cat([moved, u[self.carried]]) if len(self.carried) else moved
 
 
 class _TorchSoftmax(nn.Module):
@@ -222,41 +253,99 @@ class _TorchSoftmax(nn.Module):
 
     def __init__(self, stage: SoftmaxStage) -> None:
         super().__init__()
-        self.logits, self.pattern = _TorchForm(stage.logits), nn.Softmax(dim=-1)
+        self.logits, self.pattern = _TorchForm(stage.logits), _KeysFirst()
         self.register_buffer("carried", torch.tensor(stage.carried), persistent=False)
-        self.cells_per_point = 3 * stage.logits.shape[0] * stage.logits.shape[1]
+        self.scores_per_point = stage.logits.shape[0] * stage.logits.shape[1]
+        self.cells_per_point = 3 * self.scores_per_point
 
     def forward(self, u: Tensor) -> Tensor:
-        weights = self.pattern(self.logits.batched(u))
-        return torch.cat([weights.flatten(1), u[:, self.carried]], dim=1)
+        weights = self.pattern(self.logits.batched(u).movedim(-1, 0)).movedim(0, -1)
+        return torch.cat([weights.flatten(0, 1), u[self.carried]])
+
+
+class _KeysFirst(nn.Module):
+    """A softmax over the last axis, whose arrays have a row in memory for each key."""
+
+    def forward(self, scores: Tensor) -> Tensor:
+        return torch.softmax(scores.movedim(-1, 0), dim=0).movedim(0, -1)
 
 
 class _TorchHead(nn.Module):
-    """softmax(queries·keysᵀ)·values·W_O: (batch, variables) → (batch, queries, width_out)."""
+    """softmax(queries·keysᵀ)·values: (variables, batch) → (d_v, queries·batch).
+
+    W_O is left to the stage. It has only the `columns` that are read later.
+    """
 
     W_O: Tensor
     shared: Tensor
     order: Tensor | None
 
-    def __init__(self, head: FoldedHead) -> None:
+    def __init__(self, head: FoldedHead, columns: np.ndarray) -> None:
         super().__init__()
         plan = _QueryPieces(head, CELLS_PER_TORCH_BLOCK)
-        self.queries, self.keys, self.values = _TorchForm(head.queries), _TorchForm(plan.keys), _TorchForm(plan.values)
-        self.pieces = nn.ModuleList(_Piece(queries, own) for queries, own in plan.pieces)
-        self.register_buffer("W_O", torch.tensor(head.W_O))
+        self.queries, self.keys, self.has_few_keys = _TorchForm(head.queries), _TorchForm(plan.keys), plan.has_few_keys
+        self.values = (
+            _CarriedValues(plan.values, head.queries.shape[0]) if plan.has_few_keys else _TorchForm(plan.values)
+        )
+        pieces = [_FewKeys()] if plan.has_few_keys else [_Piece(queries, own) for queries, own in plan.pieces]
+        self.pieces = nn.ModuleList(pieces)
+        self.register_buffer("W_O", torch.tensor(head.W_O[:, columns]))
         self.register_buffer("shared", torch.tensor(plan.shared), persistent=False)
         order = np.argsort(np.concatenate([queries.ravel() for queries, _ in plan.pieces]))
         is_in_order = bool((order == np.arange(len(order))).all())
         self.register_buffer("order", None if is_in_order else torch.tensor(order), persistent=False)
-        self.cells_per_point = plan.cells_per_point
+        self.cells_per_point, self.scores_per_point = plan.cells_per_point, plan.scores_per_point
 
     def forward(self, u: Tensor) -> Tensor:
-        arrays = self.queries.batched(u), self.keys(u), self.values(u), self.shared
+        if self.has_few_keys:
+            weights: Tensor = self.pieces[0](self.queries.batched(u), self.keys.constant)
+            averages: Tensor = self.values(weights, u)
+            return averages
+        queries, keys, values = (form(u).movedim(-1, 0) for form in (self.queries, self.keys, self.values))
+        arrays = queries.expand(u.shape[1], -1, -1), keys, values, self.shared
         if len(self.pieces) == 1:
             mixed: Tensor = self.pieces[0](*arrays)
         else:
             mixed = torch.cat([_sparing_memory(piece, *arrays) for piece in self.pieces], dim=1)
-        return (mixed if self.order is None else mixed[:, self.order]) @ self.W_O
+        mixed = mixed if self.order is None else mixed[:, self.order]
+        return mixed.permute(2, 1, 0).flatten(1)
+
+
+class _FewKeys(nn.Module):
+    """The weights (keys, queries·batch) of few constant keys, which all queries see."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pattern = _KeysFirst()
+
+    def forward(self, queries: Tensor, keys: Tensor) -> Tensor:
+        scores = keys @ queries.transpose(0, 1).flatten(1)
+        weights: Tensor = self.pattern(scores.reshape(keys.shape[0], *queries.shape[::2]).permute(2, 1, 0))
+        return weights.permute(2, 1, 0).flatten(1)
+
+
+class _CarriedValues(nn.Module):
+    """Values `constant` + Σ_j carried[j]·u[variables[j]] of all keys. The averages over keys are taken first."""
+
+    constant: Tensor
+    carried: Tensor
+
+    def __init__(self, values: FloatForm, num_queries: int) -> None:
+        super().__init__()
+        self.num_queries, self.variables = num_queries, list[int](values.variables_used().tolist())
+        self.register_buffer("constant", torch.tensor(values.constant.toarray()))
+        moving = values.linear[:, self.variables].toarray().T.reshape(len(self.variables), *values.shape)
+        self.register_buffer("carried", torch.tensor(moving))
+
+    def forward(self, weights: Tensor, u: Tensor) -> Tensor:
+        """Return the averages (d_v, queries·batch) for weights (keys, queries·batch)."""
+        if not self.variables:
+            return _mix(self.constant.mT, weights)
+        averages = _mix(torch.cat([self.constant, *self.carried], dim=1).mT, weights)
+        total, *moving = averages.chunk(1 + len(self.variables))
+        for variable, average in zip(self.variables, moving, strict=True):
+            total = torch.addcmul(total, average, u[variable].repeat(self.num_queries))
+        return total
 
 
 class _QueryPieces:
@@ -280,6 +369,7 @@ class _QueryPieces:
                 self.keys, self.values, groups = self.keys.rows(visible), self.values.rows(visible), []
         self.pieces: list[tuple[np.ndarray, np.ndarray | None]] = []
         d_k, d_v = self.keys.shape[1], self.values.shape[1]
+        self.scores_per_point = sum(own.size * queries.shape[1] for queries, own in groups)
         self.cells_per_point = head.queries.shape[0] * (2 * d_k + d_v)
         for queries, own in groups:
             num_keys = len(self.shared) + own.shape[1]
@@ -289,10 +379,15 @@ class _QueryPieces:
                 self._add(queries[start : start + step], own[start : start + step], num_keys)
         if not groups:
             num_keys = self.keys.shape[0]
+            self.scores_per_point = head.queries.shape[0] * num_keys
             self.cells_per_point += 2 * head.queries.shape[0] * num_keys
             self.cells_per_point += 0 if self.keys.is_constant else num_keys * d_k
             self.cells_per_point += 0 if self.values.is_constant else num_keys * d_v
             self._add(np.arange(head.queries.shape[0]), None, num_keys)
+        num_moving = len(self.values.variables_used()) * self.values.shape[0] * d_v
+        self.has_few_keys = (
+            not groups and self.keys.is_constant and self.keys.shape[0] <= MOST_KEYS and num_moving <= DENSE_CELLS
+        )
 
     def _add(self, queries: np.ndarray, own: np.ndarray | None, num_keys: int) -> None:
         step = max(1, self._most // num_keys)
@@ -317,32 +412,34 @@ class _Piece(nn.Module):
             seen = torch.cat([shared.expand(len(self.own), -1), self.own], dim=1)
             keys, values = keys[..., seen, :], values[..., seen, :]
         weights = self.pattern(queries[:, self.chosen] @ keys.mT)
-        return _mix(weights, values).flatten(1, -2)
+        return _mix(values.mT, weights.mT).mT.flatten(1, -2)
 
 
-def _mix(weights: Tensor, values: Tensor) -> Tensor:
-    """Return weights @ values.
+def _mix(values: Tensor, weights: Tensor) -> Tensor:
+    """Return values @ weights, the sums over keys: (…, d_v, keys) and (…, keys, n) → (…, d_v, n).
 
     In float32 both the products and the weights are summed in blocks (`ir.summing`), and the sums are divided. The
     reason is that a softmax sums its weights in an unknown order.
     """
-    n = weights.shape[-1]
+    n = weights.shape[-2]
     if weights.dtype != torch.float32 or n <= BLOCK:
-        return weights @ values
-    if values.shape[-1] == 1:
-        mixed = _sum(weights * values.mT)[..., None]
-    else:
-        of_keys = [nn.functional.pad(part, (0, -n % BLOCK)) for part in (weights, values.mT)]
-        blocks = [part.reshape(*part.shape[:-1], part.shape[-1] // BLOCK, BLOCK) for part in of_keys]
-        mixed = _sum(torch.einsum("...qmb,...vmb->...qvm", *blocks))
-    return mixed / _sum(weights)[..., None]
+        return values @ weights
+    values, whole = nn.functional.pad(values, (0, 0, 0, 1), value=1.0), n - n % BLOCK
+    by_blocks = values[..., :whole].reshape(*values.shape[:-1], whole // BLOCK, BLOCK).movedim(-2, 0)
+    of_blocks = weights[..., :whole, :].reshape(*weights.shape[:-2], whole // BLOCK, BLOCK, weights.shape[-1])
+    of_blocks = of_blocks.movedim(-3, 0)
+    alike = (1,) * (of_blocks.ndim - by_blocks.ndim)
+    sums = by_blocks.reshape(whole // BLOCK, *alike, *by_blocks.shape[1:]) @ of_blocks
+    if whole < n:
+        sums = torch.cat([sums, (values[..., whole:] @ weights[..., whole:, :])[None]])
+    mixed, total = torch.split(_sum(sums), [values.shape[-2] - 1, 1], dim=-2)
+    return mixed / total
 
 
 def _sum(terms: Tensor) -> Tensor:
-    """Return the sum over the last axis. A block takes one term from each of 8 runs, so that long rows are added."""
-    while (n := terms.shape[-1]) > BLOCK:
+    """Return the sum over the first axis. A block takes one term from each of 8 runs, so that long rows are added."""
+    while (n := len(terms)) > BLOCK:
         step = n // BLOCK
-        sums = terms[..., : step * BLOCK].reshape(*terms.shape[:-1], BLOCK, step).sum(dim=-2)
-        rest = terms[..., step * BLOCK :].sum(dim=-1, keepdim=True)
-        terms = torch.cat([sums, rest], dim=-1) if n % BLOCK else sums
-    return terms.sum(dim=-1)
+        sums = terms[: step * BLOCK].reshape(BLOCK, step, *terms.shape[1:]).sum(dim=0)
+        terms = torch.cat([sums, terms[step * BLOCK :].sum(dim=0, keepdim=True)]) if n % BLOCK else sums
+    return terms.sum(dim=0)

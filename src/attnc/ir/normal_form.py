@@ -151,6 +151,19 @@ class FloatForm:
         entries = (np.asarray(rows)[:, None] * self.shape[1] + np.arange(self.shape[1])).ravel()
         return FloatForm(self.linear[entries], self.constant[rows])
 
+    def columns(self, columns: Int[np.ndarray, " chosen"]) -> FloatForm:
+        entries = (np.arange(self.shape[0])[:, None] * self.shape[1] + np.asarray(columns)).ravel()
+        return FloatForm(self.linear[entries], self.constant[:, columns])
+
+    def only(self, entries: Int[np.ndarray, " kept"]) -> FloatForm:
+        """Return the form in which all entries but these are constant 0."""
+        from scipy.sparse import csr_array
+
+        is_kept = np.isin(np.arange(self.shape[0] * self.shape[1]), entries)
+        linear = csr_array(self.linear.multiply(is_kept[:, None]))
+        linear.eliminate_zeros()
+        return FloatForm(linear, csr_array(self.constant.multiply(is_kept.reshape(self.shape))))
+
     def times(self, matrix: Float[np.ndarray, "columns new_columns"]) -> FloatForm:
         from scipy.sparse import csr_array
 
@@ -358,6 +371,34 @@ def normal_form(program: Program, numbers: type[F] = FloatForm) -> NormalForm[F]
     memory, main = _fold_stream(of_memory, memory, main, None, stages, dtype)
     output, _ = _fold_stream(of_main, main, memory, memory, stages, dtype)
     return NormalForm(tuple(stages), output, num_inputs)
+
+
+def pruned(form: NormalForm) -> NormalForm:
+    """Return the normal form without the variables that nothing reads later, so that engines do not compute them."""
+    stages: list[Stage] = []
+    output, reads = form.output, form.output.variables_used()
+    for stage in reversed(form.stages):
+        count = len(stage.written)
+        own = reads[reads < count] if isinstance(stage, AttentionStage) else np.arange(count)
+        kept = np.concatenate([own, reads[reads >= count]])
+        positions = np.zeros(count + len(stage.carried), np.int64)
+        positions[kept] = np.arange(len(kept))
+        if stages:
+            after = stages[-1].renumbered(positions, len(kept))
+            stages[-1] = replace(after, carried=positions[after.carried])
+        else:
+            output = output.renumbered(positions, len(kept))
+        carried = stage.carried[kept[len(own) :] - count]
+        if isinstance(stage, AttentionStage):
+            written = stage.written[own]
+            residual = stage.queried.only(written if stage.is_residual else written[:0])
+            stages.append(replace(stage, queried=residual, written=written, carried=carried))
+            forms = (residual, *(each for head in stage.heads for each in (head.queries, head.keys, head.values)))
+        else:
+            stages.append(replace(stage, carried=carried))
+            forms = (stage.logits,)
+        reads = np.unique(np.concatenate([carried, *(each.variables_used() for each in forms)]))
+    return NormalForm(tuple(reversed(stages)), output, form.num_inputs)
 
 
 def _fold_stream(

@@ -145,7 +145,7 @@ def require_shapes(
             wanted = ", ".join(["batch", *map(str, shape)])
             names = f" (columns {', '.join(columns)})" if columns and len(shape) == 1 else ""
             raise InputError(f"points of shape {tuple(array.shape)}: the {taker} takes ({wanted}){names}")
-    if len({len(array) for array in arrays}) > 1:
+    if any(array.shape[0] != arrays[0].shape[0] for array in arrays[1:]):
         raise InputError(f"the inputs differ in batch size: {[len(array) for array in arrays]}")
 
 

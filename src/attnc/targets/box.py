@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -68,7 +69,7 @@ class Box:
         """The number of variables."""
         return len(self.names)
 
-    @property
+    @cached_property
     def is_bounded(self) -> bool:
         """Whether all ends are finite."""
         return bool(np.isfinite(self.lo).all() and np.isfinite(self.hi).all())
