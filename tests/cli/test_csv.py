@@ -53,7 +53,7 @@ def test_from_file_to_saved_network_and_back(run, surface: Path, tmp_path: Path)
     assert "sample" not in ran.out
     loaded = attnc.load(net)
     table = tables.read_csv(surface, "x,y", "z")
-    error = np.abs(loaded(table.points) - table.values[:, 0]).max()
+    error = np.abs(loaded.at(table.points) - table.values).max()
     assert error == loaded.certificate.observed <= loaded.certificate.bound <= 1e-4
     assert loaded.certificate.method == "proof at the table's 108 points"
     assert loaded.certificate.num_points == 108

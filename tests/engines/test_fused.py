@@ -138,14 +138,15 @@ def test_threads_change_no_byte(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = run_compiled(program, (points,))
     names, run = set(), fused.Fused.run
 
-    def watched(self: fused.Fused, num_points: int) -> fused.RunBlock:
-        block = run(self, num_points)
+    def watched(self: fused.Fused, num_points: int, is_compiled: bool) -> fused.RunBlock:
+        block = run(self, num_points, is_compiled)
         return lambda u: names.add(threading.current_thread().name) or block(u)
 
     monkeypatch.setattr(numpy_engine, "SCORES_PER_THREAD", 1)
     monkeypatch.setattr(numpy_engine, "CORES", 4)
     monkeypatch.setattr(fused.Fused, "run", watched)
     assert (run_compiled(program, (points,)) == expected).all()
+    assert names
     assert all(name.startswith("ThreadPool") for name in names)
 
 

@@ -24,7 +24,7 @@ ONE_VARIABLE = ["line", "fine line", "float32 line", "clip", "clip, heads", "rel
 def test_curves_are_the_target_and_the_network(name: str) -> None:
     shown = curves(panel(picture(name), "target and network"))
     x, drawn = shown["network"]
-    np.testing.assert_array_equal(drawn, network(name)(x[:, None]).reshape(-1))
+    np.testing.assert_array_equal(drawn, network(name).at(x[:, None]).ravel())
     known = TARGETS.get(name.partition(",")[0])
     true = FUNCTIONS.get(name, lambda x: x * np.sin(3 * x))(x) if known is None else known(x[:, None])[:, 0]
     np.testing.assert_allclose(shown["target"][1], true, rtol=0, atol=1e-9 if known else 1e-12)
@@ -166,5 +166,5 @@ def test_an_infinite_range_is_drawn_in_part_and_says_so() -> None:
     shown = picture("all numbers")
     x, drawn = curves(panel(shown, "target and network"))["network"]
     assert (x[0], x[-1]) == (-8, 8)
-    np.testing.assert_array_equal(drawn, network("all numbers")(x[:, None]))
+    np.testing.assert_array_equal(drawn, network("all numbers").at(x[:, None])[:, 0])
     assert any("drawn from −8 to 8, a part of x ∈ [-inf, inf]" in text for text in texts(shown))

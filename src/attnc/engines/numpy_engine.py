@@ -40,6 +40,9 @@ SCORES_PER_POINT_BLOCK = 2**26
 """Maximum number of scores for a block of several points: about half a second of work between two reports."""
 SCORES_PER_THREAD = 2**18
 """Number of scores below which another thread does not pay: about a millisecond of work."""
+MOST_PARTS = 16
+"""Number of parts into which a large batch is divided for threads. It does not depend on the number of cores, because
+products of matrices of other sizes are rounded otherwise."""
 
 KEYS_PER_BLOCK = MOST_KEYS // 4
 """Number of keys of a block. Heads with up to four times as many keys have one block, whose scores are computed
@@ -83,9 +86,9 @@ class NumpyEngine:
         fused = None if self._fused is None else self._fused.run(batch, is_compiled)
         streamed = partial(self._streamed, is_compiled=is_compiled)
         run, cells = (streamed, self._cells_per_point) if fused is None else (fused, self._num_outputs)
-        threads = min(CORES, batch, 1 + batch * self.work_per_point // SCORES_PER_THREAD)
+        parts = min(MOST_PARTS, 1 + batch * self.work_per_point // SCORES_PER_THREAD)
         most = CELLS_PER_POINT_BLOCK // max(1, cells), SCORES_PER_POINT_BLOCK // max(1, self.work_per_point)
-        step = max(1, min(*most, -(-batch // max(1, threads))))
+        step = max(1, min(*most, -(-batch // parts)))
         if fused is not None and batch == step and progress is None:  # one block: nothing is assembled
             return fused(u).reshape(batch, *self._output_shape)
         out = np.empty((batch, self._num_outputs), self._dtype)
@@ -94,6 +97,7 @@ class NumpyEngine:
         def work(start: int) -> None:
             out[start : start + step] = run(u[start : start + step])
 
+        threads = min(CORES, parts, len(starts))
         with ThreadPoolExecutor(threads) if threads > 1 else nullcontext() as pool:
             for done, _ in enumerate(pool.map(work, starts) if pool else map(work, starts), 1):
                 if progress:
