@@ -164,7 +164,8 @@ def _accept(construction: Construction, target: Target, request: Request) -> Non
             able = (each for each in CATALOGUE if option in each.options and each.why_not(target, request) is None)
             others = " or ".join(f"construction={each.name!r}" for each in able)
             advice = f"Leave it out, or use {others}." if others else "Leave it out."
-            raise InputError(f"{option}={value!r} is not an option of {construction.name}. {advice}")
+            purpose = "" if target.box.is_bounded else ", which builds the networks on infinite boxes"
+            raise InputError(f"{option}={value!r} is not an option of {construction.name}{purpose}. {advice}")
     construction.accept(target, request)
 
 

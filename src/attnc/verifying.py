@@ -91,13 +91,16 @@ def verify(
 def checker_command(
     folder: str, processes: int | None, seconds: float | None, memory: int | None, *, as_json: bool
 ) -> list[str]:
-    """Return the command of the checker for a folder. It ends with this process, even if this process is killed."""
+    """Return the command of the checker for a folder. It ends with this process, even if this process is killed.
+
+    With -P Python imports nothing from the current folder, where a stranger's files may be.
+    """
     options = ["--json"] if as_json else []
     for name, given in (("processes", processes), ("seconds", seconds), ("memory", memory)):
         if given is not None:
             number = positive_number(name, given) if name == "seconds" else whole_number(name, given, 1)
             options += [f"--{name}", str(number)]
-    return [sys.executable, "-m", "attnc_checker", "--parent", str(os.getpid()), *options, "--", folder]
+    return [sys.executable, "-P", "-m", "attnc_checker", "--parent", str(os.getpid()), *options, "--", folder]
 
 
 def fingerprint(digests: Mapping[str, str], certificate: str) -> str | None:

@@ -233,6 +233,10 @@ def _results(proof: Proof, jobs: list[Job], stored: Stored, processes: int, limi
                 turns = [pool.submit(_work, jobs[i : i + count]) for i in range(0, len(jobs), count)]
                 for turn in turns:
                     yield from turn.result(limit.left())
+        except RuntimeError as error:
+            if type(error) is not RuntimeError:
+                raise
+            raise Undecided(f"a thread of the check could not be started: {error}. {ALLOW_MORE}") from error
         finally:
             _own.clear()
 

@@ -42,6 +42,20 @@ def net(honest: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(honest, tmp_path / "net"))
 
 
+def test_nothing_is_imported_from_the_current_folder(
+    net: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder of strangers may hold a false checker, or modules with the names of those that the checker imports."""
+    forge(net)
+    liar = "print('{\"proved\": true}')\nraise SystemExit(0)\n"
+    (tmp_path / "attnc_checker").mkdir()
+    for name in ("attnc_checker/__init__.py", "attnc_checker/__main__.py", "json.py", "argparse.py"):
+        (tmp_path / name).write_text(liar)
+    monkeypatch.chdir(tmp_path)
+    assert not attnc.verify(net)["proved"]
+    assert not cache.exists()
+
+
 def standings(folder: Path) -> list[str]:
     network = attnc.load(folder)
     return [claim.standing.value for claim in (network.certificate, *network.also.values())]

@@ -22,6 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
+import attnc
 from attnc.errors import FileError, ProgramError
 from attnc.exports import safe_files
 from attnc.exports.directory import FORMAT, NETWORK, load_network, save_network
@@ -30,6 +31,7 @@ from attnc.exports.tensors import encode
 from attnc.ir.layers import Affine, Softmax
 from attnc.ir.program import Program
 from attnc.ir.sparse import Sparse
+from attnc.proofs.cells.branching import MOST_CELLS
 from ir.random_programs import programs
 
 CONFIG: dict[str, Any] = {"variables": ["x", "β"], "expression": "sin(x)", "eps": 1e-6, "none": None}
@@ -515,3 +517,11 @@ def test_what_is_a_saved_network(tmp_path: Path) -> None:
     assert not NETWORK.includes(tmp_path / "absent")
     assert not NETWORK.includes(tmp_path / "net" / "config.json")
     assert not NETWORK.includes("nul\0")
+
+
+def test_the_longest_proof_by_leaves_can_be_saved(tmp_path: Path) -> None:
+    """The kink cancels on a line, and no leaf across it is small: the proof takes as many cells as it may."""
+    network = attnc.compile("max(x,y)+min(x,y)-x-y", [(-1, 2)] * 2, 1e-3, construction="spectral_grid")
+    assert network.certificate.num_leaves > MOST_CELLS / 2
+    network.save(tmp_path / "net")
+    assert attnc.load(tmp_path / "net").certificate.bound == network.certificate.bound <= 1e-3

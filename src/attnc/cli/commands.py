@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -52,7 +53,7 @@ from attnc.cli.output import (
 from attnc.cli.tables import read_source, read_text
 from attnc.constructions.catalogue import CATALOGUE
 from attnc.constructions.construction import DEFAULT_EPS
-from attnc.errors import FileError, InputError, positive_number
+from attnc.errors import FileError, InputError, MissingExtra, positive_number
 from attnc.network import BEYOND, OUTSIDE
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.wording import one_line, printable, value_note
@@ -471,6 +472,8 @@ def convert_command(
     ModelFolder.read(source)
     check_writable(out, CONVERTED, force=force)
     lines = None if texts is None else _texts(texts)
+    if find_spec("transformers") is None:
+        raise MissingExtra("Hugging Face models need", "transformers", "models")
     with progress_bar("importing torch") as progress:
         from attnc.converting import need_torch
 

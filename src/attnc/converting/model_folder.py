@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attnc.errors import FileError
+from attnc.exports.directory import FORMAT_FAMILY
 from attnc.exports.safe_files import CONFIG, FolderKind, PathLike, read_json
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -60,6 +61,8 @@ class ModelFolder:
         if not os.path.isdir(folder):
             raise FileError(f"{folder!r} is not a folder. A Hugging Face model is a folder with a {CONFIG} in it.")
         config = read_json(os.path.join(folder, CONFIG))
+        if str(config.get("format")).startswith(FORMAT_FAMILY):
+            raise FileError(f"{folder!r} is a network of attnc. It has no activations to convert.")
         if "auto_map" in config:
             raise FileError(f"{folder!r}: the model needs code of its own (auto_map), and attnc runs none")
         found = cls(folder, config, _weight_files(folder))

@@ -41,6 +41,8 @@ takes up to 110 bytes (measured: entries of one object), so that all of a file t
 MAX_JSON_NAMES = 2**19
 """The most members of the objects of a JSON file, counted by colons. The header of 100,000 tensors has 400,000. A
 million members took 2 s to read."""
+MAX_DIGITS = 400
+"""The most digits of a whole number. The largest float64 has 309. Tokenizers state 10^30 for "no limit"."""
 MAX_HEADER_BYTES = 2**24
 """The longest header of a tensor file. It is enough for more than 100,000 tensors."""
 MAX_TENSOR_BYTES = 2**32
@@ -120,7 +122,11 @@ def parse_json(raw: bytes, origin: str) -> dict[str, Any]:
     try:
         text = raw.decode("utf-8")
         value = json.loads(
-            text, object_pairs_hook=_distinct, parse_constant=_refuse_constant, parse_float=_finite_float
+            text,
+            object_pairs_hook=_distinct,
+            parse_constant=_refuse_constant,
+            parse_float=_finite_float,
+            parse_int=_short_integer,
         )
         if re.search(r"\\u[dD][89a-fA-F]", text):
             json.dumps(value, ensure_ascii=False).encode("utf-8")  # fails on half a surrogate pair
@@ -153,6 +159,12 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _refuse_constant(text: str) -> Any:
     raise ValueError(f"{text} is not a JSON number")
+
+
+def _short_integer(text: str) -> int:
+    if len(text) > MAX_DIGITS:
+        raise ValueError(f"{text[:40]}… is a whole number of {len(text):,} digits, and {MAX_DIGITS} are allowed")
+    return int(text)
 
 
 def _finite_float(text: str) -> float:

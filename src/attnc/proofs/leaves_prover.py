@@ -50,7 +50,6 @@ multiple is sought unless eps is smaller: it would take many times as many leave
 FAR_BELOW = 1e-3
 """The part of eps below which no bound is sought in several variables, where leaves are many. Measured on 15 cases:
 with 1e-2 one bound is 47 % larger, with 1e-5 one is 6 % smaller."""
-MOST_NORM_CELLS = 100_000  # the most cells for an L_p norm; all of them become leaves, some 10 MB of JSON
 CHECK_SECONDS, LEAF_SECONDS, LEAF_KEY_SECONDS = 30.0, {"float64": 6e-4, "float32": 2e-3}, 3e-7
 """The time in which a check of the leaves of a norm should end, and the time of a leaf: for itself, and for each key of
 the network. Measured in two variables in float64: 0.8 ms with 612 keys, and 4.7 ms with 14,155 keys. Measured in
@@ -260,17 +259,17 @@ class _StageTask:
     def _prove_norm(self, goal: float, request: ProofRequest) -> Proof:
         p, level = request.p, PEAK * goal / math.prod(width ** (1 / request.p) for width in self.target.box.widths)
         box, way = self._graded_box(FAR_BELOW * goal, p), self._way_of_norm(level)
-        budget = dataclasses.replace(request, cells=min(request.cells, self._most_norm_cells()))
+        budget = dataclasses.replace(request, cells=self._most_norm_cells(request.cells))
         found = bound_integral(way.kinds, box, p, goal=goal, start_level=way.start_level, budget=budget)
         return proof_by_leaves(found, ledger=_with_jumps(self.target, found))
 
-    def _most_norm_cells(self) -> int:
-        """Return the number of cells that can be checked in time. Nothing checks those of Python code."""
+    def _most_norm_cells(self, most: int) -> int:
+        """Return the number of cells, up to `most`, that can be checked in time. Nothing checks those of Python code."""
         if self.target.expression is None:
-            return MOST_NORM_CELLS
+            return most
         keys = sum(head.num_keys for head in self.stage.heads)
         leaf = LEAF_SECONDS[self.rounding.roundings.dtype] + keys * LEAF_KEY_SECONDS
-        return min(MOST_NORM_CELLS, int(CHECK_SECONDS / leaf))
+        return min(most, int(CHECK_SECONDS / leaf))
 
     def _graded_box(self, level: float, p: float) -> Box:
         """Return the box with knots about the places where f jumps, for cells that are narrow across a jump only."""

@@ -12,7 +12,7 @@ from flint import arb
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from attnc.errors import InputError
+from attnc.errors import ExpressionError, InputError
 from attnc.functions.registry import FUNCTIONS
 from attnc.numerics.intervals import Interval
 from attnc.targets.expressions.expression import Expression
@@ -252,3 +252,14 @@ def test_nothing_heavy_is_imported() -> None:
     code = f"import sys, attnc.targets.expressions.expression; print({heavy})"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("text", ["x**(10**30)", "x**(2**60)", "x**(-(7**25))", "x**(1000*pi)", "sin(x**(2**64 + 1))"])
+def test_constant_exponents_are_limited(text):
+    """The checker has the same limit for numbers."""
+    with pytest.raises(ExpressionError, match="the exponent is beyond 1000"):
+        Expression.parse(text)
+
+
+def test_constant_exponents_within_the_limit():
+    assert Expression.parse("x**(7**25/7**24) + x**(10*pi) + 2**x + x**(2**9)").variables == ("x",)

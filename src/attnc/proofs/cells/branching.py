@@ -39,6 +39,11 @@ PROVING = "proving"
 """The name of a proof in progress reports and in the message that the time ran out."""
 
 
+MOST_CELLS = 100_000
+"""Largest number of cells of a proof by default. All of them may become leaves: some 10 MB of JSON, and about a minute
+of the checker. The largest proof of the corpus has 4,250 leaves."""
+
+
 @dataclass(frozen=True)
 class Budget:
     """The number of cells that a search may take, and a function to which it reports its progress.
@@ -46,7 +51,7 @@ class Budget:
     Its time is that of the block around it (`numerics.limits`).
     """
 
-    cells: int = 500_000
+    cells: int = MOST_CELLS
     progress: Callable[[str, float], None] | None = None
 
     def report(self, part: float) -> None:

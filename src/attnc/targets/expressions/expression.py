@@ -17,15 +17,15 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from attnc.errors import DomainError, InputError
+from attnc.errors import DomainError, ExpressionError, InputError
 from attnc.functions.function import BOUNDED
 from attnc.functions.registry import FUNCTIONS
 from attnc.numerics.intervals import Interval, halved
 from attnc.numerics.limits import spend
 from attnc.numerics.rounding import Array
 from attnc.targets.expressions.evaluation import evaluate_boxes, evaluate_points, number_text
-from attnc.targets.expressions.parsing import parse
-from attnc.targets.expressions.tree import Call, Node, Step, Variable, schedule, walk
+from attnc.targets.expressions.parsing import MAX_WRITTEN_EXPONENT, TOO_LARGE, parse
+from attnc.targets.expressions.tree import Call, Node, Number, Power, Step, Variable, is_constant, schedule, walk
 
 Violations = Literal["raise", "infinite"]
 BOXES_PER_CHUNK = 8192
@@ -59,6 +59,9 @@ class Expression:
     def parse(cls, text: str) -> Expression:
         """Read the text. An ExpressionError names the part that is not allowed, and its position."""
         outputs, variables, is_tuple = parse(text)
+        for node in walk(outputs):
+            if isinstance(node, Power) and not isinstance(node.exponent, Number) and is_constant(node.exponent):
+                _require_small(node.exponent, text)
         called = {node.name for node in walk(outputs) if isinstance(node, Call)}
         jumps = tuple(name for name, function in FUNCTIONS.items() if name in called and not function.is_continuous)
         return cls(text, outputs, variables, is_tuple, jumps)
@@ -165,6 +168,13 @@ def _check_domain(expression: Expression, whole: Interval, budget: int) -> None:
             verdict = f", which {spent} sub-boxes could neither confirm nor refute"
             raise DomainError(evaluated.describe(expression.text, *evaluated.first_violation(), verdict))
         doubtful = Interval.joined(rest, halves)
+
+
+def _require_small(exponent: Node, text: str) -> None:
+    """Raise ExpressionError if a constant exponent that is no single number, such as 2**60, is too large."""
+    size = Expression("", (exponent,), (), False, ()).ranges(Interval.point(np.zeros((1, 0))), violations="infinite")
+    if size.mig.min() > MAX_WRITTEN_EXPONENT:
+        raise ExpressionError(TOO_LARGE, text)
 
 
 def _halved(boxes: Interval, scale: Array) -> tuple[Interval, bool]:

@@ -65,7 +65,8 @@ MAX_DEPTH = 100
 """Maximum number of nesting levels: of parentheses and exponents, of operations, and of signs in a row. Each takes up
 to 5 of Python's 1000 levels of recursion. A sum or a product of any length is one level."""
 MAX_WRITTEN_EXPONENT = 1000
-"""Largest exponent that may be written as a number. 2 to a larger power is near the end of float64."""
+"""Largest constant exponent that may be written. 2 to a larger power is near the end of float64."""
+TOO_LARGE = f"the exponent is beyond {MAX_WRITTEN_EXPONENT} in size. Write exp(...) if that is meant."
 TOO_DEEP = f"the expression is nested more than {MAX_DEPTH} levels deep."
 CONSTANTS = ("pi", "e")
 OTHER_NAMES = {
@@ -286,9 +287,7 @@ class _Reader:
 
     def _power(self, base: Node, exponent: Node, where: int) -> Node:
         if isinstance(exponent, Number) and abs(exponent.value) > MAX_WRITTEN_EXPONENT:
-            raise self.error(
-                f"the exponent is beyond {MAX_WRITTEN_EXPONENT} in size. Write exp(...) if that is meant.", where
-            )
+            raise self.error(TOO_LARGE, where)
         return _folded_power(base, exponent) or Power(base, exponent)
 
     def _call(self, token: _Token) -> Node:
