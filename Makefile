@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --disable-pip-version-check -q -c constraints.txt
 
-.PHONY: demo test test-slow test-models test-wheel bench corpus attack docs-figures lint clean
+.PHONY: demo test test-slow test-models test-wheel bench bench-speed corpus attack docs-figures lint clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -43,8 +43,13 @@ test-models: $(VENV)/.models
 test-wheel:
 	$(PYTHON) tests/package/try_wheel.py $(EXTRAS)
 
+# attnc and its peers; BENCH="--quick" or "--minutes 4" or "--only pykan". Peers are installed in benchmarks/.venvs.
 bench: $(VENV)/.dev
-	$(BIN)/python benchmarks/bench.py --out benchmarks/out
+	$(BIN)/python benchmarks/bench.py $(BENCH)
+
+# The speed of networks relative to numpy's own expression.
+bench-speed: $(VENV)/.dev
+	$(BIN)/python benchmarks/speed.py $(SPEED)
 
 corpus: $(VENV)/.dev
 	$(BIN)/python benchmarks/corpus.py
@@ -57,4 +62,4 @@ docs-figures: $(VENV)/.dev
 	$(BIN)/python docs/builders/tables.py --figures
 
 clean:
-	rm -rf $(VENV) demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) benchmarks/.venvs demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
