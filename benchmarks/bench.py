@@ -332,7 +332,7 @@ def facts_of(load: float, minutes: float) -> str:
     """Return the sentences about the machine that belong beside the tables."""
     told = (
         f"Measured on {processor()} with {versions(['attnc', 'numpy', 'scipy', 'numba'])}; torch "
-        f"{torch_pin()}; {minutes:g} minutes of training for all trained methods together."
+        f"{torch_pin()}; the trainings of all trained methods together had {minutes:g} min."
     )
     warning = busy_warning(load)
     return told if warning is None else f"{told} {warning}"
