@@ -22,22 +22,21 @@ from attnc.constructions.construction import (
     for_eps,
 )
 from attnc.constructions.fitting.axis import MAX_P, AxisSections, grid_head, value_limit
-from attnc.constructions.fitting.circuit import Circuit, PartFit, build_parts
+from attnc.constructions.fitting.circuit import PartFit, build_parts
 from attnc.constructions.fitting.gate import MAX_EXPONENT, function_gate, product_gate, square_gate
 from attnc.constructions.fitting.kinks import find_kinks
 from attnc.constructions.fitting.minimax import Function
-from attnc.constructions.fitting.search import tightened
+from attnc.constructions.fitting.quotient import MOST_FITTED, quotient
+from attnc.constructions.fitting.search import fewest, tightened
 from attnc.errors import AttncError, BoundNotMet
 from attnc.functions.gate_recipes import Decay, ExactKeys, GateRecipe, has_two_keys, is_economical, may_carry
 from attnc.functions.registry import FUNCTIONS
 from attnc.ir.soft_head import SoftHead
 from attnc.numerics.arrays import Float
 from attnc.numerics.intervals import Interval
-from attnc.numerics.limits import check_time, time_limit
+from attnc.numerics.limits import check_time
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.numerics.threads import one_thread
-from attnc.proofs.staged.lines import prove_line
-from attnc.proofs.stages.extraction import stages
 from attnc.targets.box import Box
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.expression import Expression
@@ -139,7 +138,7 @@ def _ledger(target: Target, expression: Expression, request: Request) -> Ledger:
 
     @functools.cache
     def fits_in_one_head(lo: float, hi: float, tree: Node) -> bool:
-        return fit_unary(function_of_one(tree), lo, hi, eps / 8, MOST_FUSED, dtype) is not None
+        return HeadsOf(tree, lo, hi, dtype).is_within_reach(eps / 8)
 
     def can_fit(base: Part, tree: Node) -> bool:
         return has_two_keys(_recipe(tree)) or fits_in_one_head(*ranges(base), tree)
@@ -181,22 +180,6 @@ class Composition:
         return Built(program, NAME, None, None, parameters, derivation, again, observed=self.error)
 
 
-@dataclass(frozen=True, eq=False)
-class _Sharing:
-    """One way to share eps over the heads, and the best compositions up to it."""
-
-    fits: dict[int, PartFit]
-    found: Composition
-    best: Composition | None = None  # the smallest one that is within eps on samples, and is not proved yet
-    unproved: Composition | None = None  # the last one whose proof was tried
-    is_proved: bool = False
-
-    @property
-    def error(self) -> float:
-        """The error of a composition that is proved."""
-        return self.found.error if self.is_proved else math.inf
-
-
 COMPOSING = "composing"
 """The name of this search in progress reports and in the message that the time ran out."""
 SHARING_PASSES = 6
@@ -228,50 +211,60 @@ class Ledger:
         self.absorbed = {id(function) for function, _ in self.factors.values()}
         self.order = in_order(outputs, lambda part: self.factors.get(id(part)) or operands_of(part))
         self.heads = [part for part in self.order if isinstance(part, Unary)]
+        self.known: dict[tuple[Node, float, float, bool], HeadsOf] = {}
+        self._slopes: dict[tuple[int, Node, float], float] = {}
         ranges.require_bounded(self.order)
 
     def composed(self, progress: Progress | None, excess: Mapping[int, float]) -> Composition:
-        """Return fits whose proved errors add up to eps, as nearly as their sizes allow.
+        """Return fits with few keys whose errors on samples add up to at most COMPOSED_SHARE·eps.
 
-        If there are none, return fits whose errors on samples add up to eps. `excess` is the factor by which the proved
-        error of a head exceeds its error on samples.
+        `excess` is the factor by which the proved error of a head exceeds its error on samples.
         """
         within = COMPOSED_SHARE * self.eps
 
-        def attempt(goal: float, failed: Sequence[_Sharing]) -> _Sharing:
+        def attempt(goal: float, failed: Sequence[Composition]) -> Composition:
             check_time(COMPOSING)
             if progress is not None:
                 progress(COMPOSING, len(failed) / MAX_SHARINGS)
-            last = failed[-1] if failed else None
-            fits = self.fit(goal, last.fits if last else {}, excess)
-            found, best = Composition(self, fits, self.total(fits, excess)), last.best if last else None
-            if found.error <= within:
-                if best is None or found.num_anchors <= best.num_anchors:
-                    best = found
-                if found.error > 0.5 * within or len(failed) > 2:
-                    proved = replace(best, error=self.total(best.fits, excess, is_proved=True))
-                    return _Sharing(fits, proved, unproved=best, is_proved=True)
-            return _Sharing(fits, found, best, last.unproved if last else None)
+            fits = self.fit(goal, excess)
+            return Composition(self, fits, self.total(fits, excess))
 
-        def less(goal: float, last: _Sharing) -> float:
-            spare = within / max(last.found.error, 1e-300)
-            if last.found.error <= within:
-                return goal * min(4.0, 0.8 * spare)
-            return goal * (0.9 if last.is_proved else 0.7) * spare  # a proved error is hardly more than eps
+        def less(goal: float, last: Composition) -> float:
+            return goal * 0.7 * within / last.error
 
         sharings = tightened(within, attempt, less, within, MAX_SHARINGS)
         if sharings.met is not None:
-            return sharings.met.found
-        last = sharings.failed[-1]
-        if (best := last.best or last.unproved) is not None:
-            return best
-        found = last.found
+            return self.thinned(sharings.met, within, excess)
+        found = sharings.failed[-1]
         raise BoundNotMet(
             f"cannot compose {self.target.describe()} on {self.target.box} to eps={self.eps:g}: the errors of its "
             f"parts add up to {found.error:.3g}. Choose a larger eps or a smaller box.",
             eps=self.eps,
             build=lambda: found.build(self.dtype),
         )
+
+    def thinned(self, found: Composition, within: float, excess: Mapping[int, float]) -> Composition:
+        """Take keys away from heads, one head after the other, for as long as the sum of the errors is `within`.
+
+        The next head is the one whose error then grows least for each key, in the output.
+        """
+        while True:
+            errors = self.forwards(self._deltas(found.fits, excess))
+            costs, smaller = self.backwards(errors), list[tuple[float, int, PartFit]]()
+            for part in self.heads:
+                key, fit = id(part), found.fits[id(part)]
+                cost = max(costs[key] * excess.get(key, 1.0), 1e-300)
+                less = self._heads_of(part, fit.lo, fit.hi).fewer(fit, fit.error + (within - found.error) / cost)
+                if less is not None:
+                    grown = cost * (less.error - fit.error) / (fit.num_anchors - less.num_anchors)
+                    smaller.append((grown, key, replace(less, lo=fit.lo, hi=fit.hi)))
+            for _, key, less in sorted(smaller, key=lambda each: each[0]):
+                fits = {**found.fits, key: less}
+                if (error := self.total(fits, excess)) <= within:
+                    found = Composition(self, fits, error)
+                    break
+            else:
+                return found
 
     def shares(self, eps: float) -> dict[int, float]:
         """Return δ of every head, such that Σ λδ = eps."""
@@ -287,39 +280,50 @@ class Ledger:
                 deltas[key] = min(most, eps * weights[key] / total / max(costs[key], 1e-300))
         return deltas
 
-    def fit(self, eps: float, before: Mapping[int, PartFit], excess: Mapping[int, float]) -> dict[int, PartFit]:
-        """Return a fit for every head. `before` holds the fits for another eps."""
+    def fit(self, eps: float, excess: Mapping[int, float]) -> dict[int, PartFit]:
+        """Return a fit for every head, each within its share of eps."""
         deltas = self.shares(eps)
         errors = self.forwards(deltas)
         fits: dict[int, PartFit] = {}
         for part in self.heads:
             check_time(COMPOSING)
-            key, tree = id(part), part.tree
-            lo, hi = self._enlarged(part.base, errors[id(part.base)], tree)
-            delta = deltas[key] / excess.get(key, 1.0)
-            fitted = fit_part(tree, lo, hi, delta, self.dtype, before.get(key), key not in self.absorbed)
+            lo, hi = self._enlarged(part.base, errors[id(part.base)], part.tree)
+            delta = deltas[id(part)] / excess.get(id(part), 1.0)
+            fitted = self._heads_of(part, lo, hi).within(delta)
             if fitted is None:
                 raise BoundNotMet(
                     f"cannot compose {self.target.describe()} on {self.target.box}: {self.ranges.describe(part)} is "
-                    f"too hard for one head, {to_text(tree)} for t in [{lo:.4g}, {hi:.4g}] to within {delta:.2g}. "
+                    f"too hard for one head, {to_text(part.tree)} for t in [{lo:.4g}, {hi:.4g}] to within {delta:.2g}. "
                     "Choose a larger eps or a smaller box.",
                     eps=self.eps,
                 )
-            fits[key] = replace(fitted, lo=lo, hi=hi)
+            fits[id(part)] = replace(fitted, lo=lo, hi=hi)
         return fits
 
-    def total(self, fits: Mapping[int, PartFit], excess: Mapping[int, float], is_proved: bool = False) -> float:
+    def _heads_of(self, part: Unary, lo: float, hi: float) -> HeadsOf:
+        """Return the heads of a function on an interval. Equal functions on equal intervals share them."""
+        key = part.tree, lo, hi, id(part) not in self.absorbed
+        if key not in self.known:
+            self.known[key] = HeadsOf(part.tree, lo, hi, self.dtype, key[-1])
+        return self.known[key]
+
+    def total(self, fits: Mapping[int, PartFit], excess: Mapping[int, float]) -> float:
         """Return the error of the worst output, from the errors of the fits on samples times `excess`.
 
-        If `is_proved` and the dtype is float64, use the proved errors of the fits instead. In float32 a proved error
-        includes the rounding of weights, which no fit makes smaller.
+        It is infinite if the argument of a head may leave the interval on which the head was fitted.
         """
-        if is_proved and self.dtype == "float64":
-            deltas = {id(part): proved_or_sampled_error(fits[id(part)], part.tree) for part in self.heads}
-        else:
-            deltas = {key: fit.error * excess.get(key, 1.0) for key, fit in fits.items()}
-        errors = self.forwards(deltas)
+        errors = self.forwards(self._deltas(fits, excess))
+        for part in self.heads:
+            lo, hi = self.ranges(part.base)
+            error, fit = errors[id(part.base)], fits[id(part)]
+            is_enlarged = fit.lo < lo or hi < fit.hi
+            if is_enlarged and not (fit.lo <= lo - error and hi + error <= fit.hi):
+                return math.inf
         return max(errors[id(part)] for part in self.outputs)
+
+    @staticmethod
+    def _deltas(fits: Mapping[int, PartFit], excess: Mapping[int, float]) -> dict[int, float]:
+        return {key: fit.error * excess.get(key, 1.0) for key, fit in fits.items()}
 
     def forwards(self, deltas: Mapping[int, float]) -> dict[int, float]:
         """Return a bound on |computed − exact| for every part, given δ of every head."""
@@ -362,29 +366,47 @@ class Ledger:
         return costs
 
     def _enlarged(self, base: Part, error: float, tree: Node) -> tuple[float, float]:
-        """Return the range of the argument, enlarged by its error if the function is defined there."""
+        """Return the range of the argument, enlarged by its error if the function is defined there.
+
+        The error is rounded up to a power of two if it may be. So heads can be used again for a slightly larger error.
+        """
         lo, hi = self.ranges(base)
-        whole = Interval(np.array([[lo - error]]), np.array([[hi + error]]))
-        is_defined = np.isfinite(function_of_t(tree).ranges(whole, violations="infinite").hi).all()
-        return (lo - error, hi + error) if is_defined else (lo, hi)
+        for wider in _wider(error) if error > 0 else ():
+            whole = Interval(np.array([[lo - wider]]), np.array([[hi + wider]]))
+            if np.isfinite(function_of_t(tree).ranges(whole, violations="infinite").hi).all():
+                return lo - wider, hi + wider
+        return lo, hi
 
     def _modulus(self, base: Part, tree: Node, error: float) -> float:
         """Return max |g(t + s) − g(t)| over |s| ≤ error, from the slope if the slope is bounded."""
         if error == 0:
             return 0.0
-        lo, hi = self.ranges(base)
-        lo, hi = lo - error, hi + error
-        edges = lo + (hi - lo) * (np.arange(MODULUS_PIECES + 1) / MODULUS_PIECES)
-        pieces = Interval(edges[:-1, None], edges[1:, None])
-        slopes = function_of_t(tree).ranges_and_gradients(pieces, violations="infinite")[1]
-        steepest = float(slopes.mag.max())
-        if math.isfinite(steepest):
-            return steepest * error
+        for wider in _wider(error):
+            steepest = self._steepest(base, tree, wider)
+            if math.isfinite(steepest):
+                return steepest * error
         # For a function that is steep at an end (√t at 0), take differences at points that are dense at both ends.
         f, (lo, hi) = function_of_one(tree), self.ranges(base)
         steps = np.concatenate([[0.0], np.geomspace(min(error, hi - lo) / 8, hi - lo, 2000)])
         starts = np.clip(np.concatenate([lo + steps, hi - steps]), lo, hi)
         return float(np.abs(f(np.clip(starts + error, lo, hi)) - f(starts)).max())
+
+    def _steepest(self, base: Part, tree: Node, error: float) -> float:
+        """Return a bound on |g′| on the range of the argument enlarged by `error`."""
+        key = id(base), tree, error
+        if key not in self._slopes:
+            lo, hi = self.ranges(base)
+            lo, hi = lo - error, hi + error
+            edges = lo + (hi - lo) * (np.arange(MODULUS_PIECES + 1) / MODULUS_PIECES)
+            pieces = Interval(edges[:-1, None], edges[1:, None])
+            slopes = function_of_t(tree).ranges_and_gradients(pieces, violations="infinite")[1]
+            self._slopes[key] = float(slopes.mag.max())
+        return self._slopes[key]
+
+
+def _wider(error: float) -> tuple[float, ...]:
+    """Return the error rounded up to a power of two, and the error itself."""
+    return (math.ldexp(1.0, math.frexp(error)[1]), error) if error < 2.0**1000 else (error,)
 
 
 def _weight(recipe: GateRecipe | None) -> float:
@@ -443,17 +465,10 @@ def sample_interval(lo: float, hi: float, count: int = 2001) -> Float[np.ndarray
 def fit_unary(
     f: Function, lo: float, hi: float, delta: float, most: int = MAX_P, dtype: str = "float64"
 ) -> PartFit | None:
-    """Return a fit with the fewest equally spaced anchors, or None if `most` are not enough, or if t is tiny."""
+    """Return a fit with the fewest equally spaced anchors, or None if `most` are not enough."""
     t = sample_interval(lo, hi)
     wanted = f(t)
     size = float(np.abs(wanted).max())
-    if not math.isfinite(size):
-        return None
-    if hi - lo <= NARROW * max(abs(lo), abs(hi)) or size == 0:
-        constant = SoftHead.of_one_variable(np.zeros(1), np.zeros(1), np.array([float(wanted[0])]))
-        return PartFit(constant, float(np.abs(wanted - wanted[0]).max()), scale=0.0)
-    if max(abs(lo), abs(hi)) < LEAST_MAGNITUDE[dtype]:
-        return None
 
     def sections(x: np.ndarray) -> np.ndarray:
         return f(x)[:, None]
@@ -479,9 +494,8 @@ same number."""
 CLOSE_SHARE = 0.05
 """Least error, as a share of δ, at which a head for another δ is used again. Keys of a smooth function grow with
 log 1/δ, so the head has only a few more keys than one made for δ."""
-HEAD_PROOF_SECONDS = 1.0
-"""Counted seconds of the proof of one head. A composition proves each head, some of them several times. Measured with
-six expressions: half and twice as much give the same networks."""
+QUOTIENT_KEYS = (6, 9, 13, 19, 28, MOST_FITTED)
+"""Numbers of keys with fitted offsets that are tried in turn, each about 1.45 times the one before."""
 
 
 def _recipe(tree: Node) -> GateRecipe | None:
@@ -489,42 +503,124 @@ def _recipe(tree: Node) -> GateRecipe | None:
     return FUNCTIONS[tree.name].gate if isinstance(tree, Call) and tree.arguments == (T,) else None
 
 
-def fit_part(
-    tree: Node, lo: float, hi: float, delta: float, dtype: str, before: PartFit | None = None, is_free: bool = True
-) -> PartFit | None:
-    """Return the cheapest head that is within δ of tree(t) on [lo, hi], or None if there is none.
+class HeadsOf:
+    """Heads of one function tree(t) on [lo, hi]. Fits are kept, since a composition asks for several errors.
 
-    `before` is a head for nearly the same interval and another δ. If few anchors do not suffice and it is within δ, it
-    is used again. `is_free` tells whether the keys may carry t.
+    `is_free` tells whether the keys may carry t.
     """
-    if tree is T:
-        return _identity(lo, hi, delta)
-    if has_two_keys(_recipe(tree)):
-        return _gate(tree, lo, hi, delta, dtype)
-    f = function_of_one(tree)
-    few = fit_unary(f, lo, hi, delta, MANY_ANCHORS, dtype)
-    gate = _gate(tree, lo, hi, delta, dtype)
-    if gate is not None and not is_free and gate.keys.carried is not None:
-        gate = None
-    found = _fewest(few, gate) or _again(before, f, lo, hi, delta) or _graded(tree, f, lo, hi, delta)
-    if found is None or found.num_anchors > 2 * MANY_ANCHORS:
-        found = _fewest(found, fit_unary(f, lo, hi, delta, dtype=dtype))
-    return found
+
+    def __init__(self, tree: Node, lo: float, hi: float, dtype: str, is_free: bool = True) -> None:
+        self.tree, self.lo, self.hi, self.dtype, self.is_free = tree, lo, hi, dtype, is_free
+        self.f = function_of_one(tree)
+        self.quotients: dict[int, tuple[float, PartFit | None]] = {}  # keys → the error asked for, and the fit
+        self.large: list[PartFit] = []  # fits with more keys
+
+    def is_within_reach(self, delta: float) -> bool:
+        """Whether at most MOST_FUSED equally spaced anchors have an error of at most δ."""
+        size = self._points[2]
+        if not math.isfinite(size) or max(abs(self.lo), abs(self.hi)) < LEAST_MAGNITUDE[self.dtype]:
+            return False
+        if self._is_constant:
+            return True
+        lines = AxisSections(self.lo, self.hi, self._sections, self._sections)
+        return lines.reaches(delta, value_limit(delta, size, self.dtype) * size, MOST_FUSED)
+
+    def within(self, delta: float) -> PartFit | None:
+        """Return the cheapest head with an error of at most δ, or None if there is none."""
+        if self.tree is T:
+            return _identity(self.lo, self.hi, delta)
+        if has_two_keys(_recipe(self.tree)):
+            return self._gate(delta)
+        found = _fewest(self._quotient(delta, QUOTIENT_KEYS), self._gate(delta)) or self._known(delta)
+        if found is None:
+            found = self._graded(delta)
+            if found is None or found.num_anchors > 2 * MANY_ANCHORS:
+                found = _fewest(found, self._even(delta))
+            if found is not None:
+                self.large.append(found)
+        return found
+
+    def fewer(self, fit: PartFit, delta: float) -> PartFit | None:
+        """Return a head with fewer keys than `fit` and an error of at most δ, if one is found without a long search."""
+        if has_two_keys(_recipe(self.tree)) or fit.num_anchors <= 1 or fit in self.large:
+            return None
+        if self.tree is T:
+            found: PartFit | None = _identity(self.lo, self.hi, delta)
+        else:
+            found = _fewest(self._quotient(delta, (fit.num_anchors - 1,)), self._gate(delta))
+        return found if found is not None and found.num_anchors < fit.num_anchors else None
+
+    @functools.cached_property
+    def _points(self) -> tuple[np.ndarray, np.ndarray, float]:
+        """Sample points, the function there, and its size."""
+        t = sample_interval(self.lo, self.hi)
+        wanted = self.f(t)
+        return t, wanted, float(np.abs(wanted).max())
+
+    @property
+    def _is_constant(self) -> bool:
+        return self.hi - self.lo <= NARROW * max(abs(self.lo), abs(self.hi)) or self._points[2] == 0
+
+    def _sections(self, x: np.ndarray) -> np.ndarray:
+        return self.f(x)[:, None]
+
+    def _quotient(self, delta: float, sizes: Sequence[int]) -> PartFit | None:
+        """Return the fewest keys with fitted offsets: some number from `sizes`, or fewer."""
+        lo, hi = self.lo, self.hi
+        t, wanted, size = self._points
+        if not math.isfinite(size):
+            return None
+        if self._is_constant:
+            constant = SoftHead.of_one_variable(np.zeros(1), np.zeros(1), np.array([float(wanted[0])]))
+            return PartFit(constant, float(np.abs(wanted - wanted[0]).max()), scale=0.0)
+        if max(abs(lo), abs(hi)) < LEAST_MAGNITUDE[self.dtype]:
+            return None
+
+        def attempt(p: int, before: Sequence[PartFit]) -> PartFit | None:
+            known = [fit for q, (asked, fit) in self.quotients.items() if q >= p and asked <= 2 * delta]
+            if any(fit is None or fit.error > delta for fit in known):
+                return None  # with as many keys or more the error is too large
+            fit = self.quotients.get(p, (math.inf, None))[1]
+            if fit is not None and fit.error <= delta:
+                return fit
+            limit = value_limit(delta, size, self.dtype)
+            found = quotient(lambda x: self.f(x) / size, lo, hi, p, delta / size / BETWEEN, limit, self.dtype)
+            if found is not None:
+                keys = found.keys.combined(size)
+                error = BETWEEN * float(np.abs(replace(found, keys=keys)(t) - wanted).max())
+                found = replace(found, keys=keys, error=error)
+            self.quotients[p] = delta, found
+            return found
+
+        return fewest(sizes, attempt, delta).met
+
+    def _even(self, delta: float) -> PartFit | None:
+        if max(abs(self.lo), abs(self.hi)) < LEAST_MAGNITUDE[self.dtype] or not math.isfinite(self._points[2]):
+            return None
+        return fit_unary(self.f, self.lo, self.hi, delta, dtype=self.dtype)
+
+    def _gate(self, delta: float) -> PartFit | None:
+        gate = _gate(self.tree, self.lo, self.hi, delta, self.dtype)
+        return gate if gate is None or self.is_free or gate.keys.carried is None else None
+
+    def _known(self, delta: float) -> PartFit | None:
+        """Return a large head for another δ, if its error is at most δ and at least CLOSE_SHARE·δ."""
+        return _fewest(*(fit for fit in self.large if CLOSE_SHARE * delta <= fit.error <= delta))
+
+    def _graded(self, delta: float) -> PartFit | None:
+        """Return a fit whose anchors are dense where the function is singular, such as √t at 0."""
+        try:
+            target = ExpressionTarget(function_of_t(self.tree), Box(("t",), np.array([self.lo]), np.array([self.hi])))
+            fit = PartFit(graded_keys(self.f, self.lo, self.hi, find_kinks(target), eps=0.9 * delta), math.nan)
+        except AttncError:
+            return None
+        t = sample_interval(self.lo, self.hi, 8001)
+        error = BETWEEN * float(np.abs(fit(t) - self.f(t)).max())
+        return replace(fit, error=error) if error <= delta else None
 
 
 def _fewest(*fits: PartFit | None) -> PartFit | None:
     return min((fit for fit in fits if fit is not None), key=lambda fit: fit.num_anchors, default=None)
-
-
-def proved_or_sampled_error(fit: PartFit, tree: Node) -> float:
-    """Return a proved bound on |head − tree(t)| in float64, or the error on samples if the proof exceeds its time."""
-    circuit = Circuit(("t",))
-    program = circuit.build([fit.build(circuit, circuit.input(0), None, "head")], (), "float64")
-    ((stage, _),) = stages(program)
-    (head,) = stage.heads
-    with time_limit(counted=HEAD_PROOF_SECONDS):
-        proof, _, _ = prove_line((head,), tree, fit.lo, fit.hi, 0.0)
-    return proof.bound if proof.complete else fit.error
 
 
 def _identity(lo: float, hi: float, delta: float) -> PartFit:
@@ -551,30 +647,6 @@ def _gate(tree: Node, lo: float, hi: float, delta: float, dtype: str) -> PartFit
     except AttncError:
         pass
     return None
-
-
-def _graded(tree: Node, f: Function, lo: float, hi: float, delta: float) -> PartFit | None:
-    """Return a fit whose anchors are dense where the function is singular, such as √t at 0."""
-    try:
-        target = ExpressionTarget(function_of_t(tree), Box(("t",), np.array([lo]), np.array([hi])))
-        fit = PartFit(graded_keys(f, lo, hi, find_kinks(target), eps=0.9 * delta), math.nan)
-    except AttncError:
-        return None
-    return _within(fit, f, lo, hi, 0.0, delta)
-
-
-def _again(before: PartFit | None, f: Function, lo: float, hi: float, delta: float) -> PartFit | None:
-    """Return the same anchors, if their error is at most δ and at least CLOSE_SHARE·δ."""
-    if before is None or before.keys.carried is not None:
-        return None
-    return _within(before, f, lo, hi, CLOSE_SHARE * delta, delta)
-
-
-def _within(fit: PartFit, f: Function, lo: float, hi: float, least: float, most: float) -> PartFit | None:
-    """Return the fit with its error on samples, if this error is between `least` and `most`."""
-    t = sample_interval(lo, hi, 8001)
-    error = BETWEEN * float(np.abs(fit(t) - f(t)).max())
-    return replace(fit, error=error) if least <= error <= most else None
 
 
 def function_of_one(tree: Node) -> Function:

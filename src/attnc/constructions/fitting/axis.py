@@ -384,14 +384,21 @@ class AxisSections:
 
     def smallest(self, eps: float, max_value: float, start: int = 9, most: int = MAX_P) -> SpectralAxis | None:
         """Return an axis with the fewest anchors and an error ≤ eps on these lines, or None if it needs over `most`."""
-        found = fewest(
+        found = self._grown(eps, max_value, start, most, resolution=64)
+        return found and (self.best(found.p, max_value) or found)
+
+    def reaches(self, eps: float, max_value: float, most: int) -> bool:
+        """Whether at most `most` anchors have an error ≤ eps on these lines."""
+        return self._grown(eps, max_value, start=9, most=most, resolution=1) is not None
+
+    def _grown(self, eps: float, max_value: float, start: int, most: int, resolution: float) -> SpectralAxis | None:
+        return fewest(
             doubling(start, most),
             lambda p, before: self.best(p, max_value, eps),
             eps,
-            resolution=64,
+            resolution=resolution,
             gives_up=lambda failed: len(failed) > 1 and _is_hopeless(failed[-2], failed[-1], eps, most),
         ).met
-        return found and (self.best(found.p, max_value) or found)
 
 
 def _is_hopeless(before: SpectralAxis, after: SpectralAxis, eps: float, most: int) -> bool:
