@@ -13,10 +13,12 @@ small ridge makes large values before the error is small. Lawson's method then m
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
-from attnc.constructions.fitting.axis import AxisSections, KeysOnAxis, Lattice, stored_coordinate
+from attnc.constructions.fitting.axis import AxisSections, Lattice, keys_at_nodes, stored_coordinate
 from attnc.constructions.fitting.circuit import PartFit
 from attnc.constructions.fitting.minimax import Function, chebyshev, fit_values
 from attnc.constructions.fitting.stored_head import stored
@@ -25,8 +27,6 @@ from attnc.ir.soft_head import SoftHead
 from attnc.numerics.arrays import Float
 from attnc.numerics.limits import check_time, spend
 
-MOST_FITTED = 40
-"""Largest number of keys whose offsets are fitted. A fit of 40 keys takes 0.1 s."""
 MAX_STEPS = 80
 """Maximum number of steps of the offsets. Measured with 52 fits: 60 steps change no error by more than 10 %."""
 NODES_PER_KEY, SPARE_NODES = 3, 12
@@ -34,7 +34,6 @@ NODES_PER_KEY, SPARE_NODES = 3, 12
 RIDGE = 2.0
 """The ridge, in units of error/limit: with values at their limit it adds this multiple of the error to the residual.
 Measured with 52 fits: the mean error is three times as large with 1 and with 4."""
-RIDGE_STEP = 0.5
 RIDGE_FLOOR = 0.25
 FIRST_DAMPING, MORE_DAMPING, LESS_DAMPING = 10.0, 10.0, 3.0
 """Damping of a step in units of the squared residual, and its factors after a step that failed and one that did not. A
@@ -49,93 +48,194 @@ OUT_OF_REACH = 1e5
 """Largest ratio of the error of a lattice to the goal from which offsets are fitted."""
 LAWSON_PASSES = 10
 """Number of reweightings after the offsets are fixed."""
+GRADES, GRADED_SOFTNESS = (30.0, 1e3, 1e6), (0.4, 0.15)
+"""Ratios of the largest to the least gap between graded keys, and the leads of keys over their neighbours, with which
+a fit begins."""
+MAX_STARTS = 2
+"""Number of grades from which keys are moved."""
 POINTS_PER_KEY, SPARE_POINTS = 6, 40
 """Number of points of the last fit: so many for each key, and some more. Between them the error is 1 % larger."""
 STEP_SECONDS = 1e-8
 """Counted seconds of a step, for each point and each pair of keys."""
 
 
-def quotient(f: Function, lo: float, hi: float, p: int, goal: float, limit: float, dtype: str) -> PartFit | None:
-    """Return p keys for f on [lo, hi] with |values| ≤ limit, or None if no lattice has such values.
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """Scores slope_k·t + offset_k on [−1, 1], the points at which they are fitted, and the error before that.
 
-    The search stops when the error is below the goal. Slopes and offsets are rounded to `dtype` before the values are
-    solved for.
+    The slopes are `moves` times some parameters. A single column keeps them equally spaced.
     """
-    middle, half = lo / 2 + hi / 2, hi / 2 - lo / 2
 
-    def on_unit(t: np.ndarray) -> np.ndarray:
-        return f(np.clip(middle + half * t, lo, hi))
+    slopes: Float[np.ndarray, " p"]
+    offsets: Float[np.ndarray, " p"]
+    moves: Float[np.ndarray, "p parameters"]
+    points: Float[np.ndarray, " points"]
+    error: float
+    end: float = 0.0  # the end of [−1, 1] towards which keys are denser: −1 or 1, and 0 for a lattice
+    grade: float = 1.0  # the ratio of the largest to the least gap between keys
+
+
+def even_scores(f: Function, p: int, goal: float, limit: float) -> list[Scores]:
+    """Return the best lattice of p keys for f on [−1, 1], if one has values up to `limit`."""
 
     def sections(t: np.ndarray) -> np.ndarray:
-        return on_unit(t)[:, None]
+        return f(t)[:, None]
 
-    start = AxisSections(-1.0, 1.0, sections, sections).best(p, limit, goal)
-    if start is None:
-        return None
-    lattice = start.lattice
-    spacing, offsets = lattice.c * lattice.spacings, -lattice.c * lattice.anchors**2
-    if p > 1 and goal < start.error <= OUT_OF_REACH * goal:
-        spacing, offsets = _moved(on_unit, spacing, offsets, goal, limit)
-    scale, shift = stored_coordinate(spacing / (hi - lo), middle, dtype)
-    on_axis = KeysOnAxis(scale, shift, lattice.anchors, stored(offsets, dtype))
-    x = chebyshev(lo, hi, POINTS_PER_KEY * p + SPARE_POINTS)
-    values, error = fit_values(on_axis.weights(x), f(x)[:, None], np.array([limit]), LAWSON_PASSES, ENOUGH * goal)
-    keys = SoftHead(2 * on_axis.anchors[:, None], on_axis.bias, values)
-    return PartFit(keys, error, scale, shift)
+    found = AxisSections(-1.0, 1.0, sections, sections).best(p, limit, goal)
+    if found is None:
+        return []
+    L, c = found.lattice.anchors, found.lattice.c
+    slopes = c * found.lattice.spacings * L
+    return [Scores(slopes, -c * L**2, slopes[:, None], _nodes(NODES_PER_KEY * p + SPARE_NODES), found.error)]
 
 
-def _moved(
-    f: Function, spacing: float, offsets: Float[np.ndarray, " p"], goal: float, limit: float
-) -> tuple[float, Float[np.ndarray, " p"]]:
-    """Move the spacing and the offsets until the residual is small, or no longer falls."""
-    p = len(offsets)
-    m = NODES_PER_KEY * p + SPARE_NODES
-    t, L, unit = np.cos(np.pi * (np.arange(m) + 0.5) / m), Lattice(p).anchors, np.eye(p)
-    wanted, ridge_per_error = np.concatenate([f(t), np.zeros(p)]), RIDGE * math.sqrt(m / p) / limit
+def graded_scores(f: Function, p: int, goal: float, limit: float) -> list[Scores]:
+    """Return p keys that are ever denser towards one end of [−1, 1], for each grade, the best first."""
 
-    def solve(place: np.ndarray, ridge: float) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Return the weights, an orthonormal basis of the columns of the problem, the values and the residual."""
-        spend(STEP_SECONDS * m * p**2)
-        weights = softmax(np.multiply.outer(t, math.exp(place[0]) * L) + place[1:])
-        Q, R = np.linalg.qr(np.concatenate([weights, ridge * unit]))
-        along = Q.T @ wanted
-        return weights, Q, np.linalg.solve(R, along), wanted - Q @ along
+    def tried(end: float, grade: float, c: float) -> Scores:
+        anchors, offsets = keys_at_nodes(np.sort(_graded(np.linspace(0.0, 1.0, p), end, grade)), c)
+        nodes = _nodes(NODES_PER_KEY * p // 2 + SPARE_NODES)
+        points = np.concatenate([nodes, _graded((nodes + 1) / 2, end, grade)])
+        start = Scores(2 * anchors, offsets, np.eye(p), points, math.inf, end, grade)
+        residual = _Projection(f, start, goal, limit).state.residual
+        return replace(start, error=float(np.abs(residual[: len(points)]).max()))
 
-    def error_of(residual: np.ndarray) -> float:
-        return max(RIDGE_FLOOR * goal, math.sqrt(residual[:m] @ residual[:m] / m))
+    if p == 1:
+        return []
+    end = min((-1.0, 1.0), key=lambda end: tried(end, GRADES[0], GRADED_SOFTNESS[0]).error)
+    best = [min((tried(end, grade, c) for c in GRADED_SOFTNESS), key=lambda scores: scores.error) for grade in GRADES]
+    return sorted(best, key=lambda scores: scores.error)
 
-    place = np.concatenate([[math.log(spacing)], offsets])
-    ridge = RIDGE * math.sqrt(m / p)
-    for _ in range(MAX_REFUSALS):  # the ridge depends on the error, and the error a little on the ridge
-        weights, Q, values, residual = solve(place, ridge)
-        less = ridge_per_error * error_of(residual)
-        if less > ridge / 2:
+
+def _graded(s: Float[np.ndarray, " points"], end: float, grade: float) -> Float[np.ndarray, " points"]:
+    """Map [0, 1] to [−1, 1] so that points are `grade` times as dense at this end as at the other."""
+    return end * (1 - 2 * (grade**s - 1) / (grade - 1))
+
+
+def _nodes(count: int) -> Float[np.ndarray, " count"]:
+    """Return Chebyshev points of [−1, 1], without the ends."""
+    return np.cos(np.pi * (np.arange(count) + 0.5) / count)
+
+
+def quotient(
+    f: Function, lo: float, hi: float, p: int, goal: float, limit: float, dtype: str, is_even: bool = True
+) -> PartFit | None:
+    """Return p keys for f on [lo, hi] with |values| ≤ limit, or None if no lattice has such values.
+
+    The search stops when the error is below the goal.
+    """
+    on_unit = unit_function(f, lo, hi)
+    found: PartFit | None = None
+    for scores in (even_scores if is_even else graded_scores)(on_unit, p, goal, limit)[:MAX_STARTS]:
+        if p > 1 and goal < scores.error <= OUT_OF_REACH * goal:
+            scores = _Projection(on_unit, scores, goal, limit).moved()
+        fit = _solved(f, lo, hi, scores, goal, limit, dtype)
+        found = fit if found is None or fit.error < found.error else found
+        if found.error <= goal:
             break
-        ridge = less
-    squares, damping, past = residual @ residual, FIRST_DAMPING, list[float]()
-    moves = np.zeros((m + p, p + 1))
-    for _ in range(MAX_STEPS):
-        check_time("fitting")
-        moves[:m, 1:] = weights * (values - (weights @ values)[:, None])
-        moves[:m, 0] = math.exp(place[0]) * t * (moves[:m, 1:] @ L)
-        U, S, Vt = np.linalg.svd(moves - Q @ (Q.T @ moves), full_matrices=False)
-        along = U.T @ residual
-        for _ in range(MAX_REFUSALS):
-            new = place + Vt.T @ (S / (S**2 + damping * squares) * along)
-            found = solve(new, ridge)
-            if found[3] @ found[3] < squares:
+    return found
+
+
+def _solved(f: Function, lo: float, hi: float, found: Scores, goal: float, limit: float, dtype: str) -> PartFit:
+    """Return the head with these scores. They are rounded to `dtype` before the values are solved for."""
+    p, is_even = len(found.offsets), found.end == 0
+    t = chebyshev(-1.0, 1.0, POINTS_PER_KEY * p + SPARE_POINTS)
+    if is_even:  # in units of half the spacing, slopes are exact in every dtype
+        unit = (found.slopes[-1] - found.slopes[0]) / (2 * (p - 1)) if p > 1 else 1.0
+        slopes, offsets = 2 * Lattice(p).anchors, found.offsets - found.offsets[p // 2]
+    else:  # the coordinate is 0 where keys are closest, and the key that leads at the other end has the score 0
+        unit, last = 1.0, np.argmax(-found.end * found.slopes)
+        offsets = found.offsets + found.slopes * found.end
+        slopes, offsets = found.slopes - found.slopes[last], offsets - offsets[last]
+        t = np.concatenate([t, _graded((t + 1) / 2, found.end, found.grade)])
+    middle, half = lo / 2 + hi / 2, hi / 2 - lo / 2
+    scale, shift = stored_coordinate(unit / half, middle + found.end * half, dtype)
+    x = np.clip(middle + half * t, lo, hi)
+    keys = SoftHead.of_one_variable(stored(slopes, dtype), stored(offsets, dtype), np.zeros(p))
+    weights = keys.weights((scale * x + shift)[:, None])
+    values, error = fit_values(weights, f(x)[:, None], np.array([limit]), LAWSON_PASSES, ENOUGH * goal)
+    return PartFit(replace(keys, values=values), error, scale, shift)
+
+
+def unit_function(f: Function, lo: float, hi: float) -> Function:
+    """Return f on [lo, hi] as a function on [−1, 1]."""
+    return lambda t: f(np.clip(lo / 2 + hi / 2 + (hi / 2 - lo / 2) * t, lo, hi))
+
+
+class _State(NamedTuple):
+    """The solution for given scores: weights, an orthonormal basis of the columns, values and residual."""
+
+    weights: np.ndarray
+    basis: np.ndarray
+    values: np.ndarray
+    residual: np.ndarray
+
+
+class _Projection:
+    """Least squares with values eliminated, as a function of slopes and offsets.
+
+    The residual has a row for each point, and one for each value times the ridge.
+    """
+
+    def __init__(self, f: Function, start: Scores, goal: float, limit: float) -> None:
+        self.start, self.goal, self.p, self.m = start, goal, len(start.offsets), len(start.points)
+        self.wanted = np.concatenate([f(start.points), np.zeros(self.p)])
+        most = RIDGE * math.sqrt(self.m / self.p)
+        self.per_error, self.ridge = most / limit, most
+        self.state = self._solve(start.slopes, start.offsets)
+        for _ in range(MAX_REFUSALS):  # the ridge depends on the error, and the error a little on the ridge
+            if not self._lower_ridge(start.slopes, start.offsets):
                 break
-            damping *= MORE_DAMPING
-        else:
-            break
-        place, (weights, Q, values, residual), damping = new, found, damping / LESS_DAMPING
-        less = ridge_per_error * error_of(residual)
-        if less < RIDGE_STEP * ridge:
-            ridge = less
-            weights, Q, values, residual = solve(place, ridge)
-        squares = residual @ residual
-        past.append(squares)
-        is_idle = len(past) > IDLE_STEPS and past[-1] > IDLE_RATIO * past[-1 - IDLE_STEPS]
-        if is_idle or residual[:m] @ residual[:m] < m * (ENOUGH * goal) ** 2:
-            break
-    return math.exp(place[0]), place[1:] - place[1 + p // 2]
+
+    def _solve(self, slopes: np.ndarray, offsets: np.ndarray) -> _State:
+        spend(STEP_SECONDS * self.m * self.p**2)
+        weights = softmax(np.multiply.outer(self.start.points, slopes) + offsets)
+        Q, R = np.linalg.qr(np.concatenate([weights, self.ridge * np.eye(self.p)]))
+        along = Q.T @ self.wanted
+        return _State(weights, Q, np.linalg.solve(R, along), self.wanted - Q @ along)
+
+    @property
+    def error(self) -> float:
+        """The root mean square of the residual at the points."""
+        residual = self.state.residual[: self.m]
+        return math.sqrt(residual @ residual / self.m)
+
+    def _lower_ridge(self, slopes: np.ndarray, offsets: np.ndarray) -> bool:
+        """Lower the ridge if the error has fallen, and return whether it was lowered."""
+        ridge = self.per_error * max(RIDGE_FLOOR * self.goal, self.error)
+        if ridge > self.ridge / 2:
+            return False
+        self.ridge = ridge
+        self.state = self._solve(slopes, offsets)
+        return True
+
+    def moved(self) -> Scores:
+        """Move slopes and offsets until the residual is small, or no longer falls."""
+        p, m, t, by = self.p, self.m, self.start.points, self.start.moves
+        slopes, offsets = self.start.slopes, self.start.offsets
+        damping, past = FIRST_DAMPING, list[float]()
+        columns = np.zeros((m + p, p + by.shape[1]))
+        for _ in range(MAX_STEPS):
+            check_time("fitting")
+            weights, basis, values, residual = self.state
+            squares = residual @ residual
+            past.append(squares)
+            is_idle = len(past) > IDLE_STEPS and squares > IDLE_RATIO * past[-1 - IDLE_STEPS]
+            if is_idle or self.error < ENOUGH * self.goal:
+                break
+            columns[:m, :p] = weights * (values - (weights @ values)[:, None])
+            columns[:m, p:] = (t[:, None] * columns[:m, :p]) @ by
+            U, S, Vt = np.linalg.svd(columns - basis @ (basis.T @ columns), full_matrices=False)
+            along = U.T @ residual
+            for _ in range(MAX_REFUSALS):
+                step = Vt.T @ (S / (S**2 + damping * squares) * along)
+                new = slopes + by @ step[p:], offsets + step[:p]
+                state = self._solve(*new)
+                if state.residual @ state.residual < squares:
+                    break
+                damping *= MORE_DAMPING
+            else:
+                break
+            self.state, (slopes, offsets), damping = state, new, damping / LESS_DAMPING
+            self._lower_ridge(slopes, offsets)
+        return replace(self.start, slopes=slopes, offsets=offsets)
