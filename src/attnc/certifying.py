@@ -9,7 +9,6 @@ import math
 import numpy as np
 
 from attnc.constructions.built import Built, Progress
-from attnc.engines.numpy_engine import NumpyEngine
 from attnc.errors import InputError, ProgramError
 from attnc.network import Network
 from attnc.numerics.bound import Term
@@ -106,7 +105,7 @@ def prove(network: Network, built: Built, target: Target, progress: Progress | N
         return network
     if proof is None or not _replaces(proof, claim.bound, request):
         return network
-    return _checked(dataclasses.replace(network, certificate=claim.proved(proof, _method(proof, target))), target)
+    return _checked(network._with_certificate(claim.proved(proof, _method(proof, target))), target)
 
 
 def certify_also(
@@ -131,8 +130,19 @@ def _by_theorem(built: Built, target: Target, eps: float | None, p: float) -> Ne
 
     A theorem is about the full softmax. The truncation of the engine is added to its bound.
     """
-    dtype, points, truncation = str(built.program.dtype), target.check_points(), NumpyEngine(built.program).truncation
+    dtype, points, norm = str(built.program.dtype), target.check_points(), str(float(p)).removesuffix(".0")
     bound, terms, method = None, tuple[Term, ...](), "estimate"
+    network = Network(
+        built.program,
+        Certificate(bound, None, terms, (), dtype, method, norm),
+        target.box,
+        construction=built.construction,
+        expression=target.text,
+        definitions=target.definitions,
+        eps=eps,
+        parameters=dict(built.parameters),
+    )
+    truncation = network.truncation
     if built.bound is not None:
         bound, terms, method = built.bound.value, built.bound.terms, _under_assumption(THEOREM, target)
         if truncation > 0:
@@ -145,21 +155,12 @@ def _by_theorem(built: Built, target: Target, eps: float | None, p: float) -> Ne
         terms=terms,
         assumptions=(*target.assumptions, engine_assumption(dtype), *([] if bound is None else [TRUSTED])),
         dtype=dtype,
-        norm=str(float(p)).removesuffix(".0"),
+        norm=norm,
         method=method,
         truncation=truncation,
         evidence=None if points is None else Points(len(points)),
     )
-    return Network(
-        built.program,
-        claim,
-        target.box,
-        construction=built.construction,
-        expression=target.text,
-        definitions=target.definitions,
-        eps=eps,
-        parameters=dict(built.parameters),
-    )
+    return network._with_certificate(claim)
 
 
 def _replaces(proof: Proof, bound: float | None, request: ProofRequest) -> bool:
@@ -210,7 +211,7 @@ def _checked(network: Network, target: Target) -> Network:
 
 
 def _with_observed(network: Network, observed: float) -> Network:
-    return dataclasses.replace(network, certificate=dataclasses.replace(network.certificate, observed=observed))
+    return network._with_certificate(dataclasses.replace(network.certificate, observed=observed))
 
 
 def _reference_errors(target: Target) -> tuple[float, float]:

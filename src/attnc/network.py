@@ -366,9 +366,19 @@ class Network:
     @cached_property
     def _engine(self) -> NumpyEngine:
         """The engine. It does not use grids if the bound does not include the anchors that they leave out."""
-        engine, claim = NumpyEngine(self.program), self.certificate
+        engine, claim = self._engine_with_grids, self.certificate
         is_covered = claim.bound is None or engine.truncation <= claim.truncation
         return engine if is_covered else NumpyEngine(self.program, with_grids=False)
+
+    @cached_property
+    def _engine_with_grids(self) -> NumpyEngine:
+        return NumpyEngine(self.program)
+
+    def _with_certificate(self, claim: Certificate) -> Network:
+        """Return the network with another certificate. It keeps the engine, which takes long to make."""
+        changed = dataclasses.replace(self, certificate=claim)
+        changed.__dict__["_engine_with_grids"] = self._engine_with_grids
+        return changed
 
     def __call__(
         self, *inputs: Float[np.ndarray, "batch ..."], outside: str = "raise", progress: FractionDone | None = None

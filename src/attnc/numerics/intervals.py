@@ -7,6 +7,7 @@ members. Endpoints that are exact in floating point are not widened.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property, partial, reduce
 from typing import Any
@@ -16,7 +17,7 @@ import numpy.typing as npt
 
 from attnc.errors import InputError
 from attnc.numerics.arrays import Int
-from attnc.numerics.rounding import TINIEST, Array, Mask, add_down, add_up, is_short, square_down, square_up
+from attnc.numerics.rounding import LARGEST, TINIEST, Array, Mask, add_down, add_up, is_short, square_down, square_up
 
 _quiet = np.errstate(all="ignore")
 
@@ -34,14 +35,19 @@ class Interval:
         lo, hi = np.asarray(self.lo, dtype=np.float64), np.asarray(self.hi, dtype=np.float64)
         if lo.shape != hi.shape:
             lo, hi = np.broadcast_arrays(lo, hi)
-        with np.errstate(all="ignore"):
-            # hi − lo is NaN for a NaN endpoint and for [∞, ∞] and [−∞, −∞], which hold no real number.
-            legal = hi - lo >= 0
-        if not legal.all():
+        # A NaN endpoint fails the first test, and [∞, ∞] and [−∞, −∞], which hold no real number, fail the others.
+        legal = (lo <= hi) & (lo < np.inf) & (hi > -np.inf)
+        if np.count_nonzero(legal) < legal.size:
             i = np.unravel_index(int(np.argmin(legal)), legal.shape)
             raise InputError(f"[{lo[i]}, {hi[i]}] is not an interval: it needs lo <= hi, no NaN, and a real inside.")
-        object.__setattr__(self, "lo", lo)
-        object.__setattr__(self, "hi", hi)
+        self.__dict__["lo"], self.__dict__["hi"] = lo, hi  # the class is frozen
+
+    @classmethod
+    def _legal(cls, lo: Array, hi: Array) -> Interval:
+        """Return intervals whose ends have one shape and are known to be legal, without a check."""
+        made = object.__new__(cls)
+        made.__dict__["lo"], made.__dict__["hi"] = np.asarray(lo), np.asarray(hi)
+        return made
 
     @classmethod
     def point(cls, x: npt.ArrayLike) -> Interval:
@@ -62,16 +68,19 @@ class Interval:
         return len(self.lo)
 
     def __getitem__(self, index: Any) -> Interval:
-        return Interval(self.lo[index], self.hi[index])
+        return Interval._legal(self.lo[index], self.hi[index])
 
     # Sizes
 
+    @property
+    def _ends(self) -> tuple[Array, ...]:
+        """Both ends, or one if they are the same array."""
+        return (self.lo,) if self.hi is self.lo else (self.lo, self.hi)
+
     @cached_property
-    def _short_ends(self) -> tuple[Mask, Mask]:
-        """Which ends fit in float32, so that products with others like them are exact."""
-        with np.errstate(all="ignore"):
-            low = is_short(self.lo)
-            return low, low if self.hi is self.lo else is_short(self.hi)
+    def _short_ends(self) -> tuple[Mask, ...]:
+        """Which of these ends fit in float32, so that products with others like them are exact."""
+        return tuple(map(is_short, self._ends))
 
     @property
     def is_bounded(self) -> Mask:
@@ -90,9 +99,8 @@ class Interval:
     @property
     def mid(self) -> Array:
         """A float inside, near the middle. It is finite for unbounded intervals too."""
-        finfo = np.finfo(np.float64)
-        lo, hi = np.maximum(self.lo, finfo.min), np.minimum(self.hi, finfo.max)
-        return np.clip(lo * 0.5 + hi * 0.5, lo, hi)
+        lo, hi = np.maximum(self.lo, -LARGEST), np.minimum(self.hi, LARGEST)
+        return np.minimum(np.maximum(lo * 0.5 + hi * 0.5, lo), hi)
 
     @property
     @_quiet
@@ -110,7 +118,7 @@ class Interval:
 
     def hull(self, other: Interval) -> Interval:
         """Return the smallest interval around both."""
-        return Interval(np.minimum(self.lo, other.lo), np.maximum(self.hi, other.hi))
+        return Interval._legal(np.minimum(self.lo, other.lo), np.maximum(self.hi, other.hi))
 
     def intersect(self, other: Interval) -> Interval:
         """Return the common part, or raise InputError if there is none."""
@@ -118,35 +126,35 @@ class Interval:
 
     def min(self, other: Interval) -> Interval:
         """min(s, t) of members."""
-        return Interval(np.minimum(self.lo, other.lo), np.minimum(self.hi, other.hi))
+        return Interval._legal(np.minimum(self.lo, other.lo), np.minimum(self.hi, other.hi))
 
     def max(self, other: Interval) -> Interval:
         """max(s, t) of members."""
-        return Interval(np.maximum(self.lo, other.lo), np.maximum(self.hi, other.hi))
+        return Interval._legal(np.maximum(self.lo, other.lo), np.maximum(self.hi, other.hi))
 
     # Arithmetic
 
     def __neg__(self) -> Interval:
-        return Interval(-self.hi, -self.lo)
+        return Interval._legal(-self.hi, -self.lo)
 
     def __abs__(self) -> Interval:
-        return Interval(self.mig, self.mag)
+        return Interval._legal(self.mig, self.mag)
 
     @_quiet
     def __add__(self, other: Interval | npt.ArrayLike) -> Interval:
         other = _interval(other)
-        return Interval(add_down(self.lo, other.lo), add_up(self.hi, other.hi))
+        return Interval._legal(add_down(self.lo, other.lo), add_up(self.hi, other.hi))
 
     @_quiet
     def __sub__(self, other: Interval | npt.ArrayLike) -> Interval:
         other = _interval(other)
-        return Interval(add_down(self.lo, -other.hi), add_up(self.hi, -other.lo))
+        return Interval._legal(add_down(self.lo, -other.hi), add_up(self.hi, -other.lo))
 
     @_quiet
     def __mul__(self, other: Interval | npt.ArrayLike) -> Interval:
         """Return the hull of the four products of ends, with 0·∞ = 0."""
         other = _interval(other)
-        corners = [(x * y) for x in (self.lo, self.hi) for y in (other.lo, other.hi)]
+        corners = [(x * y) for x in self._ends for y in other._ends]
         if _is_power_of_two(self) or _is_power_of_two(other):
             exact = [_is_normal(corner) for corner in corners]
         else:
@@ -159,17 +167,16 @@ class Interval:
         other = _interval(other)
         # The signs of the zeros send t/0 to the infinity that t/s approaches as s → 0 inside the divisor.
         divisors = (other.lo + 0.0, -(0.0 - other.hi))
-        corners = [(x / y) for x in (self.lo, self.hi) for y in divisors]
+        corners, shorts = [(x / y) for x in self._ends for y in divisors], other._short_ends
         if _is_power_of_two(other):
             exact = [_is_normal(corner) for corner in corners]
-        elif any(short.any() for short in other._short_ends):
+        elif any(short.any() for short in shorts):
             # A short quotient times a short divisor is computed exactly: if that gives the dividend, it was exact.
-            pairs = [
-                (x, y, short) for x in (self.lo, self.hi) for y, short in zip(divisors, other._short_ends, strict=True)
-            ]
+            by_divisor = list(zip(divisors, (shorts[0], shorts[-1]), strict=True))
+            pairs = [(x, y, short) for x in self._ends for y, short in by_divisor]
             exact = [(is_short(q) & short & (q * y == x)) for q, (x, y, short) in zip(corners, pairs, strict=True)]
         else:
-            exact = [np.zeros((), dtype=bool)] * 4
+            exact = [np.zeros((), dtype=bool)] * len(corners)
         straddles = ((other.lo < 0) & (other.hi > 0)) | ((other.lo == 0) & (other.hi == 0))
         result = _hull(corners, exact, self, other)
         return result.entire_where(straddles) if straddles.any() else result
@@ -186,11 +193,11 @@ class Interval:
     @_quiet
     def square(self) -> Interval:
         """t² ≥ 0."""
-        return Interval(square_down(self.mig), square_up(self.mag))
+        return Interval._legal(square_down(self.mig), square_up(self.mag))
 
     def entire_where(self, mask: Mask) -> Interval:
         """Return [−∞, ∞] where the mask holds, and the same intervals elsewhere."""
-        return Interval(np.where(mask, -np.inf, self.lo), np.where(mask, np.inf, self.hi))
+        return Interval._legal(np.where(mask, -np.inf, self.lo), np.where(mask, np.inf, self.hi))
 
 
 def halved(boxes: Interval, axis: int | Int[np.ndarray, " boxes"]) -> Interval:
@@ -207,9 +214,9 @@ def _interval(x: Interval | npt.ArrayLike) -> Interval:
 
 def _is_power_of_two(factor: Interval) -> bool:
     """Whether this is one number ±2ⁿ, so that products and quotients by it are exact unless they leave the range."""
-    if factor.lo.size != 1 or factor.lo.item() != factor.hi.item():
+    if factor.lo.size != 1 or (end := factor.lo.item()) != factor.hi.item():
         return False
-    return bool(abs(np.frexp(factor.lo.item())[0]) == 0.5)
+    return abs(math.frexp(end)[0]) == 0.5
 
 
 def _is_normal(x: Array) -> Mask:
