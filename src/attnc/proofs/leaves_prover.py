@@ -264,7 +264,7 @@ class _StageTask:
         return proof_by_leaves(found, ledger=_with_jumps(self.target, found))
 
     def _most_norm_cells(self, most: int) -> int:
-        """Return the number of cells, up to `most`, that can be checked in time. Nothing checks those of Python code."""
+        """Return the number of cells that can be checked in time, at most `most`. Python code is not checked."""
         if self.target.expression is None:
             return most
         keys = sum(head.num_keys for head in self.stage.heads)
