@@ -131,8 +131,8 @@ class TableSearch(ABC):
         raise BoundNotMet(
             f"cannot bring the error at the points of the {self.table.describe()} to eps={self.eps:g} in {dtype}: the "
             f"best is {error:.3g}, with {len(best.values):,} anchors. {_why(self.table, dtype, error)} "
-            f"Choose eps ≥ {1.05 * error:.2g}{', or float64' if dtype == 'float32' else ''}. A proof counts rounding at "
-            "its worst, and may need a larger eps.",
+            f"Choose eps ≥ {1.05 * error:.2g}{', or float64' if dtype == 'float32' else ''}. A proof counts "
+            "rounding at its worst, and may need a larger eps.",
             eps=self.eps,
             build=lambda: best.build(self.name),
         )
