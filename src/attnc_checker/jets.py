@@ -8,6 +8,7 @@ the sum of the keys, and sorted keys are sorted by degree.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import cache, reduce
 from itertools import accumulate
 from typing import NamedTuple
@@ -16,6 +17,7 @@ from flint import arb, fmpq
 
 from attnc_checker.expressions import Function, Rules, Smooth, evaluate
 from attnc_checker.ranges import Box, Range, Ranges, expansion, hull
+from attnc_checker.vectors import INFINITE
 
 Poly = dict[int, arb]
 """Coefficients by monomial."""
@@ -108,11 +110,28 @@ def norm(p: Poly) -> arb:
     return sum(map(abs, p.values()), arb(0))
 
 
+def _radii(p: Poly) -> arb:
+    return sum((x.rad() for x in p.values()), arb(0))
+
+
+def _error(found: tuple[Poly, arb]) -> arb:
+    """Return the error of a polynomial up to ±rest, for comparisons."""
+    poly, rest = found
+    error = (rest + _radii(poly)).upper()
+    return error if error.is_finite() else INFINITE
+
+
+def _over(size: arb, divisor: arb) -> arb:
+    """Return an upper bound on the size divided by the least of a positive divisor."""
+    return (size / divisor.lower()).upper() if divisor > 0 else INFINITE
+
+
 class Model(NamedTuple):
-    """A function on a box: a polynomial, and the range of its values."""
+    """A function on a box: a polynomial, and the range of its values. If it is 1/v, then v is its `divisor`."""
 
     poly: Poly
     range: Range
+    divisor: Model | None = None
 
 
 class Models(Rules[Model]):
@@ -127,8 +146,8 @@ class Models(Rules[Model]):
         values = over(poly, self.d)
         if values.is_finite():
             range_ = range_[0].max(values.lower()), range_[1].min(values.upper())
-        ball, radii = hull(range_), sum((x.rad() for x in poly.values()), arb(0))
-        if ball.is_finite() and not (values.is_finite() and radii <= ball.rad()):
+        ball = hull(range_)
+        if ball.is_finite() and not (values.is_finite() and _radii(poly) <= ball.rad()):
             poly = {0: ball}
         return Model(poly, range_)
 
@@ -143,7 +162,32 @@ class Models(Rules[Model]):
 
     def times(self, a: Model, b: Model) -> Model:
         poly, rest = multiply(a.poly, b.poly, self.m, self.d)
+        for u, v in ((a, b.divisor), (b, a.divisor)):
+            if v is not None and len(u.poly) > 1:
+                poly, rest = min((poly, rest), self._quotient(u, v), key=_error)
         return self.model(poly, rest, self.ranges.times(a.range, b.range))
+
+    def _quotient(self, u: Model, v: Model) -> tuple[Poly, arb]:
+        """Return a polynomial q and a bound on |u/v − q| = |u − q·v|/|v|, which is small also where u and v cancel."""
+        q, left = self._solution(u.poly, lambda q: v.poly, {}, v.poly[0])
+        return q, _over(left, abs(hull(v.range)))
+
+    def _root(self, u: Model) -> tuple[Poly, arb]:
+        """Return a polynomial q and a bound on |√u − q| = |u − q²|/|√u + q|, which is 0 for squares."""
+        first = u.poly[0].sqrt()
+        q, left = self._solution(u.poly, lambda q: q, {0: first.mid()}, 2 * first)
+        return q, _over(left, u.range[0].sqrt() + over(q, self.d))
+
+    def _solution(self, u: Poly, factor: Callable[[Poly], Poly], q: Poly, slope: arb) -> tuple[Poly, arb]:
+        """Return q with q·factor(q) = u up to degree m, as nearly as q can be stored, and a bound on the difference.
+
+        Terms of degree k are added to q in turn: those that are left of u, divided by the slope.
+        """
+        for k in range(self.m + 1):
+            left, end = add(u, multiply(q, factor(q), k, self.d)[0], -1), above(k, self.d)
+            q = q | {key: (x / slope).mid() for key, x in left.items() if key < end and key not in q}
+        product, cut = multiply(q, factor(q), self.m, self.d)
+        return q, norm(add(u, product, -1)) + cut
 
     def apply(self, name: Smooth, a: Model) -> Model:
         """For p and p + z in the range, g(p + z) = Σ_{k<n} g_k(p) z^k + d_n(p + z) z^n with d_n of `expansion`.
@@ -162,7 +206,10 @@ class Models(Rules[Model]):
             poly, cut = multiply(poly, z, self.m - k, self.d)
             poly[0] += at_p[k]
             rest += cut * size**k
-        return self.model(poly, rest, self.ranges.apply(name, a.range))
+        if name == fmpq(1, 2) and len(a.poly) > 1:
+            poly, rest = min((poly, rest), self._root(a), key=_error)
+        found = self.model(poly, rest, self.ranges.apply(name, a.range))
+        return found._replace(divisor=a) if name == fmpq(-1) else found
 
     def raised(self, a: Model, b: Model) -> Model:
         return self.model(super().raised(a, b).poly, arb(0), self.ranges.raised(a.range, b.range))

@@ -51,6 +51,9 @@ REALS = {"x": (-math.inf, math.inf)}
             0.096,
             {"norm": 6.5, "dtype": "float32"},
         ),
+        # quotients and roots that cancel: the network is a constant, and all that is left is rounding
+        *((text, {"x": (0.5, 2)}, 1e-3, {}) for text in ("x/abs(x)", "sqrt(x*x)/x", "x/sqrt(x**2)", "relu(x)/x")),
+        ("(x + y)/max(x + y, 0.1)", {"x": (0.5, 2), "y": (0, 1)}, 1e-3, {}),
         # a root on a wide leaf, whose derivatives are large at one end
         ("y + x + sqrt(y)", {"y": (0.943415, 8.66542), "x": (0, 1)}, 0.457, {}),
         # a Taylor leaf beside a jump, where the other key is far behind for the prover, and not for the checker

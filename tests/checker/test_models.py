@@ -57,7 +57,7 @@ def test_models_hold_the_function(text, m):
     function = parse(text, NAMES[:d])
     for half in (0.5, 0.125, 2.0**-9, 0.0):
         for centre in ([0.0] * d, [1 - half] * d, list(np.round(rng.uniform(half - 1, 1 - half, d), 3))):
-            ((poly, _),) = models(function, box_of(centre, half), m)
+            ((poly, *_),) = models(function, box_of(centre, half), m)
             assert width(poly) <= 30  # it is known everywhere
             taus = [*rng.choice([-1.0, 0.0, 1.0], (4, d)), *rng.uniform(-1, 1, (8, d))]
             points = [[x.mid() for x in point(box_of(centre, half), tau)] for tau in taus]
@@ -107,7 +107,7 @@ def test_what_is_known_of_any_expression_is_true(seed):
     except BadFile:  # a wrong number of arguments
         return
     centre = [float(rng.choice([0, half, -half, 1 - half, round(rng.uniform(-2, 2), 2)])) for _ in range(d)]
-    ((poly, _),) = models(function, box_of(centre, half), m)
+    ((poly, *_),) = models(function, box_of(centre, half), m)
     tau = np.sort(rng.choice([-1.0, 0.0, 1.0, *rng.uniform(-1, 1, 6)], (12, d)), axis=0)
     points = [point(box_of(centre, half), row) for row in tau]
     at = values_at(function, points)
@@ -183,7 +183,7 @@ def test_slopes_hold_differences(text):
 def test_what_is_undefined_is_unknown():
     """x/x at 0, roots of what is negative, and what is made of them: even acos, which is π of nan in Arb."""
     for text in ("x/x", "acos(x/x)", "asin(x**(1/3))", "sign(1/x)", "(1/x)**0", "max(log(x), 1)", "0*tan(pi/(2 + x))"):
-        ((poly, _),) = models(parse(text, ["x"]), box_of(-0.125, 0.25), 3)
+        ((poly, *_),) = models(parse(text, ["x"]), box_of(-0.125, 0.25), 3)
         assert not all(x.is_finite() for x in poly.values())
 
 

@@ -85,7 +85,7 @@ def test_models_enclose_the_function(data, d):
     half = [2.0 ** -data.draw(st.integers(1, 8)) for _ in range(d)]
     m = data.draw(st.integers(0, 5))
     try:
-        ((found, _),) = models(parse(text, NAMES[:d]), box_of(centre, half), m)
+        ((found, *_),) = models(parse(text, NAMES[:d]), box_of(centre, half), m)
     except ValueError:
         return
     tau = np.random.default_rng(0).uniform(-1, 1, (30, d))
