@@ -14,7 +14,7 @@ $(VENV)/.plots: pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) -e '.[dev,torch,onnx,cluster]'
+	$(PIP) -e '.[dev,torch,jax,onnx,cluster]'
 	@touch $@
 
 $(VENV)/.models: $(VENV)/.dev requirements-models.txt

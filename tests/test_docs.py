@@ -23,7 +23,13 @@ BLOCK = re.compile(
     r"(?:<!-- exit: (?P<exit>\d) -->\n)?(?:<!-- table: [^\n]*-->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
-NEEDS = {"matplotlib": r"\.plot\(", "torch": r"to_torch|import torch", "onnx": r"onnx", "onnxruntime": r"onnx"}
+NEEDS = {
+    "matplotlib": r"\.plot\(",
+    "torch": r"to_torch|import torch",
+    "jax": r"to_jax|import jax",
+    "onnx": r"onnx",
+    "onnxruntime": r"onnx",
+}
 """Packages that are optional, and the code that cannot do without them."""
 
 

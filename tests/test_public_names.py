@@ -20,6 +20,7 @@ NEEDS = {
     "attnc.Report": "torch",
     "attnc.load_converted": "torch",
     "attnc.Network.to_torch": "torch",
+    "attnc.Network.to_jax": "jax",
     "attnc.Network.export_onnx": "onnxruntime",
     "attnc.Network.plot": "matplotlib",
     "attnc.incontext": "sklearn",

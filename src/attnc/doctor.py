@@ -5,7 +5,7 @@ every installed engine and both dtypes, against exact values or Arb's:
 
     exponential   weights relative to the largest, within ENGINE_ULPS ulp down to e^NEGLIGIBLE, and no larger below it
     rounding      sums, products and quotients whose nearest number is known, in cases that differ in every other mode
-    subnormals    neither operands nor results are taken for zero
+    subnormals    neither operands nor results are taken for zero, or both are in an engine of which this is known
     products      matrix products, in units of what γ_n allows: TF32 and bfloat16 exceed it
     sums          averages over MOST_KEYS keys, in units of what the additions allow that `ir.summing.depth` counts
 
@@ -124,7 +124,8 @@ class Engine:
 
     `weights` maps rows of scores, whose first and largest is 0, to weights, up to a factor for every row. `operate`
     maps the name of an operation, one of `operations`, and two arrays to its result. `average` runs a program. Scores
-    below `least` are raised to it.
+    below `least` are raised to it. If `may_flush`, subnormal numbers may be taken for zero: certificates bound that too
+    (`proofs.rounding.program`).
     """
 
     name: str
@@ -135,6 +136,7 @@ class Engine:
     operations: tuple[str, ...] = ("add", "multiply", "divide", "matmul")
     average: Callable[[Program, Sequence[Array]], Array] | None = None
     least: float = -math.inf
+    may_flush: bool = False
 
 
 def examine(progress: Progress | None = None) -> list[Examined]:
@@ -169,7 +171,7 @@ def measure(engine: Engine, rows: Rows) -> Iterator[Measurement]:
     with np.errstate(all="ignore"):
         yield rows.compare(engine)
         yield _exact("rounding", engine, dtype, _rounding_cases(dtype))
-        yield _exact("subnormals", engine, dtype, _subnormal_cases(dtype))
+        yield _exact("subnormals", engine, dtype, _subnormal_cases(dtype), or_zero=engine.may_flush)
         if "matmul" in engine.operations:
             yield _products(engine, dtype)
         if engine.average is not None:
@@ -309,13 +311,14 @@ def _subnormal_cases(dtype: str) -> list[Case]:
     ]
 
 
-def _exact(name: str, engine: Engine, dtype: str, cases: list[Case]) -> Measurement:
-    """Count the cases in which an operation differs in any bit, at any place of an array."""
+def _exact(name: str, engine: Engine, dtype: str, cases: list[Case], *, or_zero: bool = False) -> Measurement:
+    """Count the cases in which an operation differs in any bit, at any place of an array. Zeros may be allowed."""
     wrong, kept = [], [case for case in cases if case[0] in engine.operations]
     for operation, *numbers in kept:
         a, b, expected = (np.full((1, ROW), number, dtype) for number in numbers)
         found = engine.operate(operation, a, b)
-        if (found.view(BITS[dtype]) != expected.view(BITS[dtype])).any():
+        is_wrong = found.view(BITS[dtype]) != expected.view(BITS[dtype])
+        if (is_wrong & (found.view(BITS[dtype]) != 0) if or_zero else is_wrong).any():
             wrong.append(f"{operation} {float(numbers[0]):.9g}, {float(numbers[1]):.9g}")
     return Measurement(name, len(wrong), 0, "cases", len(kept), wrong[0] if wrong else "")
 
@@ -447,6 +450,34 @@ def _torch() -> Engine:
     return Engine("torch", torch.__version__, tuple(UNIT_ROUNDOFF), weights, operate, average=average)
 
 
+def _jax() -> Engine:
+    """Return the engine on a CPU, where XLA takes subnormal numbers for zero."""
+    import jax
+    import jax.numpy as jnp
+
+    from attnc.engines import jax_engine
+
+    names = {"add": jnp.add, "multiply": jnp.multiply, "divide": jnp.divide, "matmul": jax_engine.matmul}
+
+    def run(function: Callable[..., Any], *arrays: Array) -> Array:
+        with jax.enable_x64(True):
+            return np.asarray(jax.jit(function)(*arrays))
+
+    def average(program: Program, inputs: Sequence[Array]) -> Array:
+        with jax.enable_x64(True):
+            return np.asarray(jax_engine.to_jax(program)(*inputs))
+
+    return Engine(
+        "jax",
+        jax.__version__,
+        tuple(UNIT_ROUNDOFF),
+        lambda scores: run(jax_engine.exponentials, scores),
+        lambda name, a, b: run(names[name], a, b),
+        average=average,
+        may_flush=True,
+    )
+
+
 def _onnxruntime() -> Engine:
     from onnx import helper
 
@@ -481,6 +512,7 @@ ENGINES: dict[str, Callable[[], Engine]] = {
     "numpy": _numpy,
     "numba": _numba,
     "torch": _torch,
+    "jax": _jax,
     "onnxruntime": _onnxruntime,
 }
 """The engines, by the name of their package."""

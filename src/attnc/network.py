@@ -40,7 +40,7 @@ from attnc.wording import NOT_CERTIFIED, ON_EXPORT, ON_FILE, ceiling, function_o
 OUTSIDE = ("raise", "clamp", "allow")
 """The choices for a point outside the box of a network."""
 BEYOND = ("clamp", "nan", "allow")
-"""The same choices for an exported network: torch modules and ONNX files cannot refuse a point."""
+"""The same choices for an exported network: torch modules, JAX functions and ONNX files cannot refuse a point."""
 PART_TOLERANCE = 0.003
 """The proof on a part of the box ends when its bound is within this share of the error seen there: a bound is printed
 with three digits."""
@@ -651,6 +651,43 @@ class Network:
         from attnc.engines.torch_engine import to_torch
 
         return to_torch(self.program, self._limits(outside), is_nan_outside=outside == "nan")
+
+    def to_jax(self, *, outside: str = "allow") -> Callable[..., Any]:
+        """Return a pure function of JAX arrays, which `jax.jit`, `jax.vmap` and `jax.grad` take.
+
+        It takes and returns the same arrays as a call of the network, in the program's dtype, or a single point without
+        the batch axis: `jax.vmap(jax.grad(function))(points)` has the gradient at each point. `vmap` evaluates all of
+        its points at once. A batch with many keys is evaluated in blocks, so that memory stays bounded.
+
+        Parameters
+        ----------
+        outside : str
+            For points outside the box: "clamp" to move them to it, "nan" to return NaN, or "allow" to compute there,
+            where nothing is claimed.
+
+        Returns
+        -------
+        callable
+            The function, compiled at its first call with arrays of some shape. It needs jax.
+
+        Raises
+        ------
+        InputError
+            If `outside` is another word, or the network computes in float64 and JAX has that switched off.
+
+        Examples
+        --------
+        >>> import attnc, jax
+        >>> function = attnc.compile("tanh(x)", {"x": (-1, 1)}, eps=1e-4, dtype="float32").to_jax()
+        >>> function(jax.numpy.zeros((3, 1))).shape
+        (3,)
+        >>> round(float(jax.grad(function)(jax.numpy.zeros(1))[0]), 2)
+        1.0
+        """
+        limits = self._limits(outside)
+        from attnc.engines.jax_engine import to_jax
+
+        return to_jax(self.program, limits, is_nan_outside=outside == "nan")
 
     def _limits(self, outside: str) -> tuple[np.ndarray, np.ndarray] | None:
         """Return the box to which an export restricts its inputs, None for "allow"; InputError for an unknown word."""

@@ -53,6 +53,14 @@ def run_torch(program: Program, inputs: Inputs) -> np.ndarray:
         return to_torch(program)(*map(torch.from_numpy, inputs)).numpy()
 
 
+def run_jax(program: Program, inputs: Inputs) -> np.ndarray:
+    jax = pytest.importorskip("jax")
+    from attnc.engines.jax_engine import to_jax
+
+    with jax.enable_x64(True):
+        return np.asarray(to_jax(program)(*inputs))
+
+
 def run_onnx(program: Program, inputs: Inputs, is_optimised: bool = True) -> np.ndarray:
     """Run a checked model as users do, with all optimisations of onnxruntime, or with none."""
     onnx, onnxruntime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
@@ -75,9 +83,9 @@ def run_plain_onnx(program: Program, inputs: Inputs) -> np.ndarray:
     return run_onnx(program, inputs, is_optimised=False)
 
 
-ENGINES = {"numpy": run_numpy, "compiled": run_compiled, "torch": run_torch, "onnx": run_onnx}
+ENGINES = {"numpy": run_numpy, "compiled": run_compiled, "torch": run_torch, "jax": run_jax, "onnx": run_onnx}
 NUMPY, FUSED = "attnc.engines.numpy_engine", "attnc.engines.fused"
-TORCH, ONNX = "attnc.engines.torch_engine", "attnc.exports.onnx_file"
+TORCH, JAX, ONNX = "attnc.engines.torch_engine", "attnc.engines.jax_engine", "attnc.exports.onnx_file"
 DENSE = "attnc.ir.normal_form.DENSE_BYTES"
 THREADS = {f"{NUMPY}.CELLS_PER_POINT_BLOCK": 8, f"{NUMPY}.SCORES_PER_THREAD": 1}
 """Every point block is a thread's work of its own."""
@@ -103,6 +111,13 @@ VARIANTS = {
     "torch": (run_torch, {}, 40),
     "torch, one cell a block": (run_torch, {f"{TORCH}.CELLS_PER_TORCH_BLOCK": 1}, 40),
     "torch, sparse": (run_torch, {f"{TORCH}.CELLS_PER_TORCH_BLOCK": 9, f"{TORCH}.DENSE_CELLS": 0}, 40),
+    "jax": (run_jax, {}, 12),  # XLA compiles each program for about half a second
+    "jax, stages": (run_jax, {f"{JAX}.MOST_TERMS": -1}, 12),
+    "jax, one cell a block, indexed": (
+        run_jax,
+        {f"{JAX}.MOST_TERMS": -1, f"{JAX}.CELLS_PER_JAX_BLOCK": 1, f"{JAX}.DENSE_CELLS": 0},
+        12,
+    ),
     "onnx": (run_onnx, {}, 40),
     "onnx, sparse": (run_onnx, {f"{ONNX}.DENSE_CELLS": 0}, 40),
     "onnx, not optimised": (run_plain_onnx, {}, 40),
@@ -175,6 +190,7 @@ def test_wrong_inputs_are_refused(run, inputs, message):
     ("missing", "extra", "code"),
     [
         ("torch", "torch", "import attnc.engines.torch_engine"),
+        ("jax", "jax", "import attnc.engines.jax_engine"),
         ("onnx", "onnx", "from attnc.exports.onnx_file import run_onnx; run_onnx('f', [])"),
         ("onnxruntime", "onnx", "from attnc.exports.onnx_file import run_onnx; run_onnx('f', [])"),
     ],

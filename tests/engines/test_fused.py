@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import threading
 from collections.abc import Iterator
 
@@ -19,7 +20,7 @@ from attnc.ir.building import AffineBuilder, Attending, reading
 from attnc.ir.layers import EVERY_QUERY
 from attnc.ir.spec import check
 from engines.agreement import small_program
-from engines.test_agreement import run_compiled, run_numpy, run_prompt, run_reference, run_torch
+from engines.test_agreement import run_compiled, run_jax, run_numpy, run_onnx, run_prompt, run_reference, run_torch
 from ir.rounding import assert_agrees
 
 BOX = {"x": (-2, 2), "y": (-1, 2)}
@@ -113,12 +114,20 @@ def changed(program: Program) -> Iterator[tuple[str, Program]]:
                 yield f"{layer.name} {name}", check(dataclasses.replace(program, **{stream: new_layers}))
 
 
+OTHERS = {"torch": run_torch, "jax": run_jax, "onnxruntime": run_onnx}
+"""Engines of other packages, by the package."""
+
+
+def is_installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
 @pytest.mark.parametrize("name", ["sums", "products and nested functions"])
 def test_engines_read_stored_tensors_and_nothing_else(name: str) -> None:
     """A changed number changes the outputs of every engine, and a network without its expression computes the same."""
     net = compiled_network(name, "float64")
     points = np.random.default_rng(2).uniform(net.box.lo, net.box.hi, (40, 2))
-    runs = {**RUNS, "prompt": run_prompt, "torch": run_torch}
+    runs = {**RUNS, "prompt": run_prompt, **{engine: run for engine, run in OTHERS.items() if is_installed(engine)}}
     before = {engine: run(net.program, (points,)) for engine, run in runs.items()}
     programs = list(changed(net.program))
     assert len(programs) >= 2 + 4 * net.program.num_heads
@@ -128,7 +137,8 @@ def test_engines_read_stored_tensors_and_nothing_else(name: str) -> None:
             assert np.abs(after[engine] - before[engine]).max() > 1e-9, (engine, tensor)
     bare = dataclasses.replace(net, expression=None, definitions=None)
     assert (bare(points) == net(points)).all()
-    assert (run_compiled(bare.program, (points,)) == before["compiled"]).all()
+    for engine, run in runs.items():
+        assert (run(bare.program, (points,)) == before[engine]).all(), engine
 
 
 def test_threads_change_no_byte(monkeypatch: pytest.MonkeyPatch) -> None:

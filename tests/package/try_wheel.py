@@ -64,6 +64,7 @@ def hint(extra, act):
 
 hint("plots", lambda: net.plot("net.svg"))
 hint("torch", lambda: net.to_torch())
+hint("jax", lambda: net.to_jax())
 hint("onnx", lambda: net.export_onnx("net.onnx"))
 hint("incontext", lambda: attnc.incontext.Ridge())
 assert "pip install 'attnc[plots]'" in run("plot", "net", code=2)
@@ -82,6 +83,11 @@ module = net.to_torch(outside="clamp")
 assert module(torch.zeros(3, 2)).shape == (3,)
 mlp = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.GELU(), torch.nn.Linear(4, 1))
 assert attnc.convert(mlp, eps=1e-6)[1].rows()
+""",
+    "jax": """
+import jax
+function = net.astype("float32").to_jax(outside="clamp")
+assert function(jax.numpy.zeros((3, 2))).shape == jax.vmap(function)(jax.numpy.zeros((3, 2))).shape == (3,)
 """,
     "models": """
 import transformers

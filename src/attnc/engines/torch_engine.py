@@ -14,12 +14,12 @@ or exported module takes all points at once.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from attnc.engines.query_pieces import QueryPieces
 from attnc.errors import InputError, MissingExtra
 from attnc.ir.normal_form import AttentionStage, FloatForm, FoldedHead, SoftmaxStage, normal_form, pruned
 from attnc.ir.program import Program, require_shapes
@@ -282,12 +282,16 @@ class _TorchHead(nn.Module):
 
     def __init__(self, head: FoldedHead, columns: np.ndarray) -> None:
         super().__init__()
-        plan = _QueryPieces(head, CELLS_PER_TORCH_BLOCK)
-        self.queries, self.keys, self.has_few_keys = _TorchForm(head.queries), _TorchForm(plan.keys), plan.has_few_keys
-        self.values = (
-            _CarriedValues(plan.values, head.queries.shape[0]) if plan.has_few_keys else _TorchForm(plan.values)
+        plan = QueryPieces(head, CELLS_PER_TORCH_BLOCK)
+        self.queries, self.keys, self.has_few_keys = (
+            _TorchForm(head.queries),
+            _TorchForm(plan.keys),
+            _has_few_keys(plan),
         )
-        pieces = [_FewKeys()] if plan.has_few_keys else [_Piece(queries, own) for queries, own in plan.pieces]
+        self.values = (
+            _CarriedValues(plan.values, head.queries.shape[0]) if self.has_few_keys else _TorchForm(plan.values)
+        )
+        pieces = [_FewKeys()] if self.has_few_keys else [_Piece(queries, own) for queries, own in plan.pieces]
         self.pieces = nn.ModuleList(pieces)
         self.register_buffer("W_O", torch.tensor(head.W_O[:, columns]))
         self.register_buffer("shared", torch.tensor(plan.shared), persistent=False)
@@ -309,6 +313,13 @@ class _TorchHead(nn.Module):
             mixed = torch.cat([_sparing_memory(piece, *arrays) for piece in self.pieces], dim=1)
         mixed = mixed if self.order is None else mixed[:, self.order]
         return mixed.permute(2, 1, 0).flatten(1)
+
+
+def _has_few_keys(plan: QueryPieces) -> bool:
+    """Return whether all queries see the same constant keys, and the averages of few numbers give those of values."""
+    (num_keys, d_v), num_moving = plan.values.shape, len(plan.values.variables_used())
+    is_plain = plan.is_shared and plan.keys.is_constant and num_keys <= MOST_KEYS
+    return is_plain and num_moving * num_keys * d_v <= DENSE_CELLS
 
 
 class _FewKeys(nn.Module):
@@ -346,53 +357,6 @@ class _CarriedValues(nn.Module):
         for variable, average in zip(self.variables, moving, strict=True):
             total = torch.addcmul(total, average, u[variable].repeat(self.num_queries))
         return total
-
-
-class _QueryPieces:
-    """The queries of a head in pieces, each with the keys that it sees.
-
-    A piece has about `most` scores, none hidden.
-    """
-
-    def __init__(self, head: FoldedHead, most: int) -> None:
-        self._most = most
-        self.keys, self.values, self.shared = head.keys, head.values, np.zeros(0, np.int64)
-        groups: list[tuple[np.ndarray, np.ndarray]] = []
-        if head.mask is not None:
-            self.shared = head.mask.shared
-            alike = defaultdict(list)  # groups with equally many queries and keys are stacked
-            for queries, own in head.mask.groups():
-                alike[len(queries), len(own)].append((queries, own))
-            groups = [(np.stack([q for q, _ in group]), np.stack([k for _, k in group])) for group in alike.values()]
-            if len(groups) == 1 and len(groups[0][0]) == 1:  # all queries see the same keys: keep those alone
-                visible = np.sort(np.concatenate([self.shared, groups[0][1][0]]))
-                self.keys, self.values, groups = self.keys.rows(visible), self.values.rows(visible), []
-        self.pieces: list[tuple[np.ndarray, np.ndarray | None]] = []
-        d_k, d_v = self.keys.shape[1], self.values.shape[1]
-        self.scores_per_point = sum(own.size * queries.shape[1] for queries, own in groups)
-        self.cells_per_point = head.queries.shape[0] * (2 * d_k + d_v)
-        for queries, own in groups:
-            num_keys = len(self.shared) + own.shape[1]
-            self.cells_per_point += len(own) * num_keys * (2 * queries.shape[1] + d_k + d_v)
-            step = max(1, self._most // (num_keys * queries.shape[1]))
-            for start in range(0, len(own), step):
-                self._add(queries[start : start + step], own[start : start + step], num_keys)
-        if not groups:
-            num_keys = self.keys.shape[0]
-            self.scores_per_point = head.queries.shape[0] * num_keys
-            self.cells_per_point += 2 * head.queries.shape[0] * num_keys
-            self.cells_per_point += 0 if self.keys.is_constant else num_keys * d_k
-            self.cells_per_point += 0 if self.values.is_constant else num_keys * d_v
-            self._add(np.arange(head.queries.shape[0]), None, num_keys)
-        num_moving = len(self.values.variables_used()) * self.values.shape[0] * d_v
-        self.has_few_keys = (
-            not groups and self.keys.is_constant and self.keys.shape[0] <= MOST_KEYS and num_moving <= DENSE_CELLS
-        )
-
-    def _add(self, queries: np.ndarray, own: np.ndarray | None, num_keys: int) -> None:
-        step = max(1, self._most // num_keys)
-        for start in range(0, queries.shape[-1], step):
-            self.pieces.append((queries[..., start : start + step], own))
 
 
 class _Piece(nn.Module):
