@@ -34,8 +34,8 @@ except ImportError as error:
     raise MissingExtra("to_jax needs", "jax", "jax", error) from error
 
 MOST_TERMS = 512
-"""The largest number of terms of scores, averages and affine maps, summed over all instructions, that are written out. XLA took
-0.6 s to compile 128 keys, and 1.7 s with a gradient, both in proportion to the keys."""
+"""The largest number of terms of scores, averages and affine maps, summed over all instructions, that are written out.
+XLA took 0.6 s to compile 128 keys, and 1.7 s with a gradient, both in proportion to the keys."""
 CELLS_PER_JAX_BLOCK = 2**20
 """Number of array cells of a block of points in stages: 8 MiB of float64. A single row of scores may be longer."""
 DENSE_CELLS = 2**16
