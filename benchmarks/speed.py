@@ -33,9 +33,11 @@ from attnc.engines.numpy_engine import NumpyEngine, has_numba
 HERE = Path(__file__).resolve().parent
 NUM_POINTS, NUM_TORCH = 10**6, 10**5
 SPLINE_NODES = 65
-REPEATS = 5
-SECONDS_PER_FUNCTION = 3.0
+TURNS = 5
+SECONDS_PER_FUNCTION = 2.0
 """Time for the turns of one function. Then no new turn starts: 19 functions take about a minute."""
+TURN_SECONDS = 0.1
+"""A contender that takes less is repeated for so long in its turn: fast ones vary most."""
 GOAL_SPLINE, GOAL_TORCH, GOAL_JAX, GOAL_POINT = 0.25, 6.0, 3.0, 15e-6
 GOAL_GRID = {True: 4.0, False: 1.5}
 """SciPy's time over that of the grid engine: with numba, and without."""
@@ -45,7 +47,7 @@ GRIDS = ("exp(sin(x)*y)", "sin(3*x*y+x)/(1+x**2+y**2)")
 GRID_NODES = 129
 MEMORY_NODES = 100
 """Keys per axis of the network whose memory is measured: 10⁴ keys."""
-MEMORY_SECONDS = 25.0
+MEMORY_SECONDS = 15.0
 """A child that evaluates 10⁶ points × 10⁴ keys is ended after this time. Its blocks have one size, so that its peak is
 reached early."""
 PROVED = (
@@ -81,7 +83,7 @@ class Speed:
     point: float  # one point
 
 
-def timed(function: Function, num_points: int, num_torch: int, repeats: int) -> Speed:
+def timed(function: Function, num_points: int, num_torch: int, turns: int) -> Speed:
     """Measure one function. All contenders get the same points."""
     net = attnc.compile(function.text, function.box, function.eps, dtype=function.dtype)
     points = function.sample(num_points, seed=0)
@@ -97,13 +99,13 @@ def timed(function: Function, num_points: int, num_torch: int, repeats: int) -> 
         spline = surface(function)
         x, y = columns.astype(np.float64)
         runs["spline"] = lambda: spline.ev(x, y)
-    took = alternated(runs, repeats, SECONDS_PER_FUNCTION)
+    took = alternated(runs, turns, SECONDS_PER_FUNCTION, TURN_SECONDS)
     runs = {"torch_unit": lambda: function(few)}
     if importlib.util.find_spec("torch"):
         runs["torch"] = torch_run(net, few)
     if importlib.util.find_spec("jax") and hasattr(net, "to_jax"):
         runs["jax"] = jax_run(net, few)
-    took |= alternated(runs, 3 * repeats, SECONDS_PER_FUNCTION / 2)
+    took |= alternated(runs, turns, SECONDS_PER_FUNCTION / 2, TURN_SECONDS)
 
     def thousand() -> None:
         for _ in range(1000):
@@ -156,7 +158,7 @@ class GridSpeed:
     scipy_error: float
 
 
-def timed_grid(text: str, nodes: int, num_points: int, repeats: int) -> GridSpeed:
+def timed_grid(text: str, nodes: int, num_points: int, turns: int) -> GridSpeed:
     from scipy.interpolate import RegularGridInterpolator
 
     target = attnc.as_target(text, {"x": (-2, 2), "y": (-2, 2)})
@@ -174,7 +176,7 @@ def timed_grid(text: str, nodes: int, num_points: int, repeats: int) -> GridSpee
     }
     if has_numba():
         runs["fast"] = lambda: engine(points, is_compiled=True)
-    took, exact = alternated(runs, repeats, 2 * SECONDS_PER_FUNCTION), target(points)[:, 0]
+    took, exact = alternated(runs, turns, 2 * SECONDS_PER_FUNCTION, TURN_SECONDS), target(points)[:, 0]
     seconds = {False: took["plain"]} | ({True: took["fast"]} if has_numba() else {})
     errors = [float(np.abs(found.ravel() - exact).max()) for found in (engine(points), spline(points))]
     return GridSpeed(text, nodes, seconds, took["scipy"], *errors)
@@ -361,19 +363,22 @@ def figure(speeds: Sequence[Speed], path: Path) -> None:
     height = 0.8 / len(kinds)
     fig, ax = plt.subplots(figsize=(9, 1.2 + 0.16 * len(kinds) * len(speeds)), layout="constrained")
     for number, (label, colour, value, goal) in enumerate(kinds):
+        ax.fill([], [], color=colour, label=label)
         for row, speed in enumerate(speeds):
             y = row + (number - (len(kinds) - 1) / 2) * height
             if (x := value(speed)) is not None:
-                ax.barh(y, x, height, color=colour, label=label if row == 0 else None)
+                ax.barh(y, x, height, color=colour)
                 if (most := goal(speed)) is not None:
                     ax.plot([most, most], [y - height / 2, y + height / 2], color="black", lw=2, zorder=3)
     ax.plot([], [], color="black", lw=2, label="goal")
     ax.axvline(1, color="0.3", lw=1, ls="--")
     ax.set_yticks(range(len(speeds)), [speed.function.name for speed in speeds])
-    ax.invert_yaxis()
+    ax.set_ylim(len(speeds) - 0.4, -0.6)
     ax.set(xscale="log", xlabel="evaluation time, × numpy's expression")
+    ax.set_xlim(left=0.1)
+    ax.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
     ax.grid(axis="x", alpha=0.3)
-    fig.legend(loc="outside lower center", ncols=len(kinds) + 1, frameon=False)
+    fig.legend(loc="outside lower center", ncols=3, frameon=False)
     fig.savefig(path, metadata={"Date": None})
     plt.close(fig)
 
@@ -413,10 +418,10 @@ def report(functions: Sequence[Function], share: int, out: Path, console: Consol
     nodes, grid_nodes = (MEMORY_NODES, GRID_NODES) if share == 1 else (20, 33)
     for function in functions:
         tell(function.name)
-        speeds.append(timed(function, NUM_POINTS // share, NUM_TORCH // share, REPEATS))
+        speeds.append(timed(function, NUM_POINTS // share, NUM_TORCH // share, TURNS))
     for text in GRIDS:
         tell(f"grid engine: {text}")
-        grids.append(timed_grid(text, grid_nodes, NUM_POINTS // share, REPEATS))
+        grids.append(timed_grid(text, grid_nodes, NUM_POINTS // share, TURNS))
     for case in PROVED if share == 1 else PROVED[:1]:
         tell(f"compile and verify: {case[0]}")
         proofs.append(proved(*case))

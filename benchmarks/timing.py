@@ -12,21 +12,30 @@ BUSY = 0.5
 """Load average per core above which times are not worth keeping: another process uses half of the machine."""
 
 
-def alternated(runs: Mapping[str, Callable[[], object]], repeats: int, seconds: float = 10.0) -> dict[str, float]:
-    """Return the least wall-clock seconds of each run. The runs take turns, at least once, at most `repeats` times.
+def alternated(
+    runs: Mapping[str, Callable[[], object]], turns: int, seconds: float = 10.0, turn_seconds: float = 0.0
+) -> dict[str, float]:
+    """Return the least wall-clock seconds of each run. The runs take turns, at least once, at most `turns` times.
 
-    No turn starts after `seconds`. Each run is called once before, without being timed.
+    No turn starts after `seconds`. A run that takes less than `turn_seconds` is repeated for that long in its turn.
+    Each run is called once before, without being timed.
     """
     for run in runs.values():
         run()
     least, end = dict.fromkeys(runs, float("inf")), time.perf_counter() + seconds
-    for turn in range(repeats):
+    for turn in range(turns):
         if turn and time.perf_counter() > end:
             break
         for name, run in runs.items():
-            start = time.perf_counter()
-            run()
-            least[name] = min(least[name], time.perf_counter() - start)
+            now = time.perf_counter()
+            over = now + turn_seconds
+            while True:
+                start = now
+                run()
+                now = time.perf_counter()
+                least[name] = min(least[name], now - start)
+                if now >= over:
+                    break
     return least
 
 

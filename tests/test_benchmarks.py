@@ -151,8 +151,9 @@ def test_the_pages_have_filled_places(scripts: Any) -> None:
         assert "| attnc |" in table or "| **attnc** |" in table
 
 
-def test_the_speed_of_a_function(scripts: Any, tmp_path: Path) -> None:
+def test_the_speed_of_a_function(scripts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     speed, functions = scripts.speed, scripts.bench_functions
+    monkeypatch.setattr(speed, "TURN_SECONDS", 0.0)
     found = [speed.timed(function, 500, 100, 1) for function in (functions.WAVE, functions.RUNGE)]
     assert found[0].spline is not None
     assert found[1].spline is None

@@ -25,7 +25,7 @@ Evaluate = Callable[[np.ndarray], np.ndarray]
 SECONDS_PER_EVALUATION = 0.3
 """A method is timed on as many of the test points as it evaluates in this time, if that is at least LEAST_POINTS."""
 LEAST_POINTS = 2048
-REPEATS = 5
+TURNS = 5
 STALLED = 6
 """Splines of a steep function are better with an odd number of nodes: their error falls in five sizes, not in each."""
 NUM_FITTED = 20_000
@@ -94,7 +94,7 @@ def measured(fitted: Fitted, target: Function, points: np.ndarray) -> Row:
     per_point = alternated({"method": lambda: fitted.evaluate(few)}, 1)["method"] / len(few)
     count = min(len(points), max(LEAST_POINTS, int(SECONDS_PER_EVALUATION / per_point)))
     some = points[:count]
-    took = alternated({"unit": lambda: target(some), "method": lambda: fitted.evaluate(some)}, REPEATS)
+    took = alternated({"unit": lambda: target(some), "method": lambda: fitted.evaluate(some)}, TURNS, turn_seconds=0.02)
     error = float(np.abs(np.asarray(fitted.evaluate(points), np.float64).ravel() - target(points)).max())
     return Row(
         function=target.text,
