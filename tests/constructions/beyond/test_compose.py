@@ -9,7 +9,16 @@ from hypothesis import strategies as st
 
 import attnc
 from attnc.constructions import compose
-from attnc.constructions.beyond.compose import CLOSE_SHARE, MANY_ANCHORS, fit_part, function_of_one, sample_interval
+from attnc.constructions.beyond.compose import (
+    CLOSE_SHARE,
+    EVEN_KEYS,
+    MANY_ANCHORS,
+    HeadsOf,
+    _ledger,
+    function_of_one,
+    sample_interval,
+)
+from attnc.constructions.construction import Request
 from attnc.errors import AttncError
 from attnc.ir.layers import Affine
 from attnc.targets.expressions.expression import Expression
@@ -116,24 +125,21 @@ def test_any_expression_that_is_composed_is_within_eps(text: str, eps: float) ->
 
 
 def test_a_large_head_is_taken_again_where_it_is_within_delta_and_not_far_below() -> None:
-    (sqrt,) = Expression.parse("sqrt(t)").outputs
-    first = fit_part(sqrt, 0.0, 2.0, 1e-5, "float64")
+    (tree,) = Expression.parse("sqrt(t)").outputs
+    heads = HeadsOf(tree, 0.0, 2.0, "float64")
+    first = heads.within(1e-5)
     assert first is not None
-    for delta, hi, is_taken in (
-        (2e-5, 2.00001, True),
-        (0.9 * first.error, 2.0, False),
-        (1.1 * first.error / CLOSE_SHARE, 2.0, False),
-    ):
-        other = fit_part(sqrt, 0.0, hi, delta, "float64", before=first)
+    t = sample_interval(0.0, 2.0)
+    for delta, is_taken in ((2e-5, True), (0.9 * first.error, False), (1.1 * first.error / CLOSE_SHARE, False)):
+        other = heads.within(delta)
         assert other is not None
         assert (other.keys is first.keys) == is_taken
-        t = sample_interval(0.0, hi)
-        assert abs(other(t) - function_of_one(sqrt)(t)).max() <= other.error <= delta
+        assert abs(other(t) - function_of_one(tree)(t)).max() <= other.error <= delta
 
 
 def test_a_composition_that_is_built_again_does_not_change() -> None:
     target = attnc.as_target("exp(sin(x)*y)", {"x": (-2, 2), "y": (-2, 2)})
-    built = compose(target, eps=1e-3, dtype="float32")
+    built = compose(target, eps=3e-4, dtype="float32")
     assert built.again is not None
     assert built.derivation is not None
     larger = built.again(dict.fromkeys(built.derivation.heads, 1e-3))
@@ -141,11 +147,64 @@ def test_a_composition_that_is_built_again_does_not_change() -> None:
     assert built.again({}).program.num_anchors == built.program.num_anchors
 
 
-def test_small_heads_are_always_searched_for() -> None:
-    (tree,) = Expression.parse("exp(t)").outputs
-    first = fit_part(tree, 0.0, 1.0, 1e-9, "float64")
-    other = fit_part(tree, 0.0, 1.0, 3e-9, "float64", before=first)
+def heads_of(text: str, lo: float, hi: float, dtype: str = "float64") -> HeadsOf:
+    (tree,) = Expression.parse(text).outputs
+    return HeadsOf(tree, lo, hi, dtype)
+
+
+def test_a_larger_error_takes_fewer_keys() -> None:
+    heads = heads_of("cos(t)", 0.0, 3.0)
+    first, other = heads.within(1e-9), heads.within(1e-6)
     assert first is not None
     assert other is not None
-    assert other.num_anchors <= first.num_anchors <= MANY_ANCHORS
-    assert other.keys is not first.keys
+    assert other.num_anchors < first.num_anchors <= MANY_ANCHORS
+    assert other.error <= 1e-6
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize(
+    ("text", "lo", "hi", "eps", "most"),
+    [
+        ("sin(t)", -3.0, 3.0, 1e-5, 8),
+        ("exp(-t*t)*cos(3*t)", -2.0, 2.0, 1e-3, 8),
+        ("1/(1 + t*t)", -3.0, 3.0, 1e-4, 8),
+        ("t**3 - t", -1.0, 1.0, 1e-3, 6),
+        ("1/t", 1.0, 3.0, 1e-4, 6),
+    ],
+)
+def test_slopes_of_smooth_functions_are_equally_spaced(
+    text: str, lo: float, hi: float, eps: float, most: int, dtype: str
+) -> None:
+    fit = heads_of(text, lo, hi, dtype).within(eps)
+    assert fit is not None
+    assert fit.num_anchors <= most
+    p = fit.num_anchors
+    assert np.array_equal(fit.keys.slopes[:, 0], 2 * np.arange(p) - (p - 1.0))  # exact in every dtype
+
+
+@pytest.mark.parametrize(
+    ("text", "lo", "hi", "most"),
+    [("log(t)", 0.1, 3.0, 9), ("1/t", 0.1, 4.0, 12), ("sqrt(3 - t)", -1.0, 2.9, 9)],
+)
+def test_keys_are_dense_beside_a_singularity(text: str, lo: float, hi: float, most: int) -> None:
+    heads = heads_of(text, lo, hi)
+    fit = heads.within(1e-5)
+    assert fit is not None
+    assert fit.num_anchors <= most
+    even = heads._searched(1e-5, (int(EVEN_KEYS * fit.num_anchors),), is_even=True)
+    assert even is None  # equally spaced slopes are preferred where they take few more keys
+
+
+def test_no_head_can_give_up_a_key() -> None:
+    """Every head with one key less takes the sum of the errors above eps."""
+    text, box = "sin(a)*b + cos(2*c)*d + exp(a*d)", {name: (-1.0, 1.0) for name in "abcd"}
+    expression = Expression.parse(text)
+    ledger = _ledger(attnc.as_target(text, box), expression, Request(1e-5, "float64"))
+    found = ledger.composed(None, {})
+    room = 1e-5 - found.error
+    costs = ledger.backwards(ledger.forwards({key: fit.error for key, fit in found.fits.items()}))
+    for part in ledger.heads:
+        fit = found.fits[id(part)]
+        smaller = HeadsOf(part.tree, fit.lo, fit.hi, "float64").within(fit.error + 0.5 * room / costs[id(part)])
+        assert smaller is not None
+        assert smaller.num_anchors >= fit.num_anchors

@@ -24,7 +24,7 @@ from attnc.constructions.construction import (
 from attnc.constructions.fitting.axis import MAX_VALUE, AxisSections, grid_head, value_limit
 from attnc.constructions.fitting.circuit import PartFit, build_parts
 from attnc.constructions.fitting.gate import MAX_EXPONENT, function_gate, product_gate, square_gate
-from attnc.constructions.fitting.kinks import find_kinks
+from attnc.constructions.fitting.kinks import Kink, find_kinks
 from attnc.constructions.fitting.minimax import Function
 from attnc.constructions.fitting.quotient import even_scores, graded_scores, quotient, unit_function
 from attnc.constructions.fitting.search import fewest, tightened
@@ -81,10 +81,10 @@ def compose(
               the keys carry u, and the weights compute g at w. For u·v, g is the identity.
     Errors.   err_out ≤ Lip(g)·err_in + δ_g, on the range of the argument enlarged by err_in. An error of g moves the
               output by at most λ_g per unit. eps is shared so that Σ λ_g δ_g = eps with few anchors: keys grow with
-              log 1/δ, so the shares λ_g δ_g are equal, and small for gates, whose size is fixed. In float64 δ_g is the
-              proved error of the head. In float32 the proved error includes the rounding of weights, which no fit makes
-              smaller, so δ_g is first the error on samples. If the certificate then misses eps, δ_g is the error that
-              the certificate proved (`Built.again`).
+              log 1/δ, so the shares λ_g δ_g are equal, and small for gates, whose size is fixed. A head has a whole
+              number of keys, so its error is below its share. Then heads give up keys while the sum allows it, first
+              where the sum grows least. δ_g is the error on samples. If the certificate misses eps, δ_g is the error
+              that the certificate proved (`Built.again`).
     Size.     Heads and layers are linear in the size of the expression, whatever the number of variables.
 
     Parameters
@@ -230,7 +230,7 @@ class Ledger:
             return Composition(self, fits, self.total(fits, excess))
 
         def less(goal: float, last: Composition) -> float:
-            return goal * 0.7 * within / last.error
+            return goal * (0.7 * within / last.error if math.isfinite(last.error) else 0.1)
 
         sharings = tightened(within, attempt, less, within, MAX_SHARINGS)
         if sharings.met is not None:
@@ -465,6 +465,9 @@ def sample_interval(lo: float, hi: float, count: int = 2001) -> Float[np.ndarray
 MANY_ANCHORS = 48
 """Largest number of keys before other kinds of keys are tried. At kinks, and for √t at 0 to 1e-6, hundreds of evenly
 spaced keys are needed. A fit of 48 keys takes 0.1 s."""
+FEW_ANCHORS = 8
+"""Up to this number of keys no others are tried for a function with a kink, since they are hardly fewer and take long
+to find."""
 NUMBERS_OF_KEYS = (6, 9, 13, 19, 28, MANY_ANCHORS)
 """Numbers of keys that are tried in turn, each about 1.5 times the one before."""
 EVEN_KEYS = 1.25
@@ -473,8 +476,13 @@ with one exponential, so a few more of them are no loss."""
 GRADED_TRIAL = 9
 """Number of keys with which graded and equally spaced keys are compared. Measured with 24 functions: where graded keys
 have the smaller error, they take fewer keys for errors from 1e-3 to 1e-7, and elsewhere rarely more than one fewer."""
-OUT_OF_SIGHT = 10.0
-"""A search ends if its error, extrapolated to the most keys, exceeds δ by this factor."""
+MOST_GRADED = 28
+"""Largest number of graded keys whose slopes are fitted. A fit of 28 keys takes up to 0.3 s."""
+FALLING, OUT_OF_SIGHT = 0.1, 2.0
+"""A search ends early if the error is below this share of max |f|, and if the error exceeds δ by this factor when it is
+extrapolated to the most keys."""
+SIMILAR = 1.5
+"""Largest ratio of limits on values, and of errors asked for, at which a fit is not repeated."""
 CLOSE_SHARE = 0.05
 """Least error, as a share of δ, at which a large head for another δ is used again. Keys of a smooth function grow with
 log 1/δ, so the head has only a few more keys than one made for δ."""
@@ -483,6 +491,25 @@ log 1/δ, so the head has only a few more keys than one made for δ."""
 def _recipe(tree: Node) -> GateRecipe | None:
     """Return the gate recipe of f, if the tree is f(t)."""
     return FUNCTIONS[tree.name].gate if isinstance(tree, Call) and tree.arguments == (T,) else None
+
+
+@dataclass(frozen=True, eq=False)
+class _Trial:
+    """A fit of p keys for an error of δ, with values up to a limit. None if there are no such values."""
+
+    p: int
+    is_even: bool
+    delta: float
+    limit: float
+    fit: PartFit | None
+
+    @property
+    def error(self) -> float:
+        return math.inf if self.fit is None else self.fit.error
+
+    def has_missed(self, delta: float, limit: float) -> bool:
+        """Whether this trial misses δ, and another with this limit on values would hardly be better."""
+        return self.error > delta and self.delta <= SIMILAR * delta and limit <= SIMILAR * self.limit
 
 
 class HeadsOf:
@@ -494,8 +521,7 @@ class HeadsOf:
     def __init__(self, tree: Node, lo: float, hi: float, dtype: str, is_free: bool = True) -> None:
         self.tree, self.lo, self.hi, self.dtype, self.is_free = tree, lo, hi, dtype, is_free
         self.f = function_of_one(tree)
-        # number of keys, and whether slopes are equally spaced → the error asked for, and the fit
-        self.quotients: dict[tuple[int, bool], tuple[float, PartFit | None]] = {}
+        self.tried: list[_Trial] = []
         self.large: list[PartFit] = []  # fits with more keys
 
     def is_within_reach(self, delta: float) -> bool:
@@ -513,13 +539,18 @@ class HeadsOf:
             return _identity(self.lo, self.hi, delta)
         if has_two_keys(_recipe(self.tree)):
             return self._gate(delta)
-        found = _fewest(self._smooth(delta, NUMBERS_OF_KEYS), self._gate(delta)) or self._known(delta)
-        if found is None:
-            found = self._graded(delta)
-            if found is None or found.num_anchors > 2 * MANY_ANCHORS:
-                found = _fewest(found, self._many(delta))
-            if found is not None:
-                self.large.append(found)
+        few = _fewest(self._smooth(delta, NUMBERS_OF_KEYS), self._gate(delta))
+        if few is not None and (few.num_anchors <= FEW_ANCHORS or not self._kinks):
+            return few
+        return _fewest(few, self._known(delta) or self._large(delta))
+
+    def _large(self, delta: float) -> PartFit | None:
+        """Return a fit that may have many keys."""
+        found = self._graded(delta)
+        if found is None or found.num_anchors > 2 * MANY_ANCHORS:
+            found = _fewest(found, self._many(delta))
+        if found is not None:
+            self.large.append(found)
         return found
 
     def fewer(self, fit: PartFit, delta: float) -> PartFit | None:
@@ -565,7 +596,8 @@ class HeadsOf:
             return PartFit(constant, float(np.abs(wanted - wanted[0]).max()), scale=0.0)
         if max(abs(lo), abs(hi)) < LEAST_MAGNITUDE[self.dtype]:
             return None
-        graded = self._searched(delta, sizes, is_even=False) if self._is_graded else None
+        few = tuple(p for p in sizes if p <= MOST_GRADED)
+        graded = self._searched(delta, few, is_even=False) if self._is_graded else None
         if graded is not None:
             sizes = (int(EVEN_KEYS * graded.num_anchors),)
         return self._searched(delta, sizes, is_even=True) or graded
@@ -574,31 +606,30 @@ class HeadsOf:
         """Return the fewest keys of one kind."""
 
         def gives_up(failed: Sequence[PartFit]) -> bool:
-            """Whether the error falls too slowly, as it does at a kink."""
-            if len(failed) < 3:
+            """Whether the error falls like a power of the number of keys, and too slowly, as at a kink."""
+            if len(failed) < 3 or failed[-2].error > FALLING * self._points[2]:
                 return False
-            before, last = failed[-2:]
-            rate = math.log(before.error / last.error) / (last.num_anchors - before.num_anchors)
-            reach = last.error * math.exp(-rate * (sizes[-1] - last.num_anchors))
-            return reach > OUT_OF_SIGHT * delta
+            (low, before), (high, last) = ((fit.num_anchors, fit.error) for fit in failed[-2:])
+            rate = math.log(before / last) / math.log(high / low)
+            return last * (high / sizes[-1]) ** rate > OUT_OF_SIGHT * delta
 
         return fewest(sizes, lambda p, before: self._quotient(delta, p, is_even), delta, gives_up=gives_up).met
 
     def _quotient(self, delta: float, p: int, is_even: bool) -> PartFit | None:
         """Return p keys with fitted offsets, or None if as many keys or more are known not to reach δ."""
-        for (q, kind), (asked, fit) in self.quotients.items():
-            if kind == is_even and q >= p and asked <= 2 * delta and (fit is None or fit.error > delta):
-                return fit if q == p else None
-        asked, fit = self.quotients.get((p, is_even), (math.inf, None))
-        if fit is not None and fit.error <= delta:
-            return fit
         t, wanted, size = self._points
         limit, goal = value_limit(delta, size, self.dtype), delta / size / BETWEEN
+        for trial in self.tried:
+            if trial.is_even == is_even and trial.p == p and trial.error <= delta:
+                return trial.fit
+        for trial in self.tried:
+            if trial.is_even == is_even and trial.p >= p and trial.has_missed(delta, limit):
+                return trial.fit if trial.p == p else None
         found = quotient(lambda x: self.f(x) / size, self.lo, self.hi, p, goal, limit, self.dtype, is_even)
         if found is not None:
             found = replace(found, keys=found.keys.combined(size))
             found = replace(found, error=BETWEEN * float(np.abs(found(t) - wanted).max()))
-        self.quotients[p, is_even] = delta, found
+        self.tried.append(_Trial(p, is_even, delta, limit, found))
         return found
 
     @functools.cached_property
@@ -635,11 +666,15 @@ class HeadsOf:
         """Return a large head for another δ, if its error is at most δ and at least CLOSE_SHARE·δ."""
         return _fewest(*(fit for fit in self.large if CLOSE_SHARE * delta <= fit.error <= delta))
 
+    @functools.cached_property
+    def _kinks(self) -> Sequence[Kink]:
+        box = Box(("t",), np.array([self.lo]), np.array([self.hi]))
+        return find_kinks(ExpressionTarget(function_of_t(self.tree), box))
+
     def _graded(self, delta: float) -> PartFit | None:
-        """Return a fit whose anchors are dense where the function is singular, such as √t at 0."""
+        """Return a fit whose anchors are dense at kinks, and where the function is singular, such as √t at 0."""
         try:
-            target = ExpressionTarget(function_of_t(self.tree), Box(("t",), np.array([self.lo]), np.array([self.hi])))
-            fit = PartFit(graded_keys(self.f, self.lo, self.hi, find_kinks(target), eps=0.9 * delta), math.nan)
+            fit = PartFit(graded_keys(self.f, self.lo, self.hi, self._kinks, eps=0.9 * delta), math.nan)
         except AttncError:
             return None
         t = sample_interval(self.lo, self.hi, 8001)
