@@ -168,13 +168,13 @@ def test_what_is_hard_next_to_an_end_is_graded_to_that_end(monkeypatch):
     from attnc.constructions.fitting import key_group
 
     tried: list[int] = []
-    make_group = key_group.make_group
+    make_groups = key_group.make_groups
 
     def recorded(piece, num_keys, *rest):
         tried.append(num_keys)
-        return make_group(piece, num_keys, *rest)
+        return make_groups(piece, num_keys, *rest)
 
-    monkeypatch.setattr(key_group, "make_group", recorded)
+    monkeypatch.setattr(key_group, "make_groups", recorded)
     keys = graded_keys(lambda t: 1 / t, 1.0, 26.0, eps=4e-10)
     t = np.linspace(1, 26, 20_001)
     assert np.abs(keys(t[:, None])[:, 0] - 1 / t).max() <= 4e-10

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -256,7 +256,7 @@ class PolynomialSearch:
         axes = np.array([axis for axis, given in (((1, 0), self.delta), ((0, 2), self.centre)) if given is None])
         best = lowest(
             (self.polynomial(num_keys, shape, goal=goal) for shape in self._starts(near)),
-            attempt,
+            partial(map, attempt),
             axes,
             FIRST_STEP,
             LAST_STEP if few else 4 * LAST_STEP,

@@ -26,6 +26,7 @@ from attnc.ir.reference import softmax
 from attnc.ir.soft_head import SoftHead
 from attnc.numerics.arrays import Float, Int
 from attnc.numerics.rounding import UNIT_ROUNDOFF
+from attnc.numerics.small_matrices import singular_values
 
 MAX_VALUE = 10.0
 """Default limit on |values|/max|f|. Rounding grows with it: at 10 one digit is lost."""
@@ -161,6 +162,8 @@ class Sections:
 
     def growth(self, values: Float[np.ndarray, "p others"]) -> float:
         """Return the largest value in units of its limit."""
+        if isinstance(self.limits, float):
+            return float(np.abs(values).max()) / self.limits
         return float((np.abs(values).max(axis=0) / self.limits).max())
 
 
@@ -200,12 +203,17 @@ class Decomposition(ValueSolver):
     @functools.cached_property
     def factors(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Left singular vectors as columns, singular values, and right singular vectors as rows."""
-        return np.linalg.svd(self.weights, full_matrices=False)
+        return singular_values(self.weights)
+
+    @functools.cached_property
+    def _ranks(self) -> dict[float, int]:
+        """The number of singular values above each cut."""
+        singular = self.factors[1]
+        return {cut: int(np.count_nonzero(singular > cut * singular[0])) for cut in self.cuts}
 
     def rank(self, cut: float) -> int:
-        """Return the number of singular values above this share of the largest."""
-        singular = self.factors[1]
-        return int(np.count_nonzero(singular > cut * singular[0]))
+        """Return the number of singular values above this share of the largest, which is one of the cuts."""
+        return self._ranks[cut]
 
     def values(self, samples: Float[np.ndarray, "points lines"], cut: float) -> Float[np.ndarray, "p lines"]:
         rank, (left, singular, right) = self.rank(cut), self.factors
@@ -283,6 +291,7 @@ NEIGHBOURS = np.array([(1, 0), (0, 1), (1, 1)])
 """Steps of the descent in these indices, forwards and backwards. (1, 1) changes softness and padding together."""
 
 
+@functools.lru_cache(maxsize=256)
 def unit_points(p: int, spare: int) -> tuple[Float[np.ndarray, " nodes"], Float[np.ndarray, " tests"]]:
     """Return Chebyshev points of [−1, 1] for the fit of p anchors, and points for its error, several per spacing."""
     n = p + min(p // 2, 12 * spare) + spare
@@ -346,10 +355,12 @@ class AxisSections:
     solved: Callable[[np.ndarray], np.ndarray]
     spare: int = 4
 
-    def best(self, p: int, max_value: float, enough: float = 0.0) -> SpectralAxis | None:
+    def best(
+        self, p: int, max_value: float, enough: float = 0.0, near: Sequence[SpectralAxis] = ()
+    ) -> SpectralAxis | None:
         """Return the axis of p anchors with the least error on these lines and |values| ≤ max_value.
 
-        The search is over (c, pad). The first error ≤ `enough` ends it.
+        The search is over (c, pad), first at the places of the axes `near`. The first error ≤ `enough` ends it.
         """
         if p > MAX_P:
             raise InputError(f"an axis has 1 to {MAX_P} anchors, found {p}")
@@ -377,9 +388,10 @@ class AxisSections:
 
         if p == 1:
             return fitted((0.0, 0.0))
-        places = COARSE_PLACES if p <= 80 else COARSE_PLACES_FOR_MANY
+        places = (*(axis.shape for axis in near if axis.p > 1), *(COARSE_PLACES if p <= 80 else COARSE_PLACES_FOR_MANY))
         starts = (fitted(place) or replace(first, shape=place) for place in places)
-        best = lowest(starts, fitted, NEIGHBOURS, 1.0, 0.5, enough, num_descents=1 if p <= 300 else 0)
+        descents = 1 if p <= 300 else 0
+        best = lowest(starts, functools.partial(map, fitted), NEIGHBOURS, 1.0, 0.5, enough, num_descents=descents)
         return best if best.error < math.inf else None
 
     def smallest(self, eps: float, max_value: float, start: int = 9, most: int = MAX_P) -> SpectralAxis | None:
@@ -394,7 +406,7 @@ class AxisSections:
     def _grown(self, eps: float, max_value: float, start: int, most: int, resolution: float) -> SpectralAxis | None:
         return fewest(
             doubling(start, most),
-            lambda p, before: self.best(p, max_value, eps),
+            lambda p, before: self.best(p, max_value, eps, before),
             eps,
             resolution=resolution,
             gives_up=lambda failed: len(failed) > 1 and _is_hopeless(failed[-2], failed[-1], eps, most),

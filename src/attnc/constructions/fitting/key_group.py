@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,8 +10,9 @@ from functools import cached_property
 
 import numpy as np
 
-from attnc.constructions.fitting.minimax import Function, chebyshev, fit_values
+from attnc.constructions.fitting.minimax import Function, chebyshev, fit_each
 from attnc.constructions.fitting.search import DOWNHILL_FACTOR, THOROUGH_KEYS, Shape, fewest, ladder, lowest
+from attnc.ir.reference import softmax
 from attnc.ir.soft_head import SoftHead
 from attnc.numerics.arrays import Float
 from attnc.numerics.rounding import UNIT_ROUNDOFF
@@ -177,13 +179,29 @@ def make_group(
     piece: SmoothPiece, num_keys: int, shape: Shape, passes: int = GROUP_PASSES, goal: float = 0.0
 ) -> KeyGroup:
     """Make the keys of this shape and solve for their values."""
-    c, steps, shift = math.exp(shape[0]), math.exp(shape[1]), shape[2]
-    t0, u = (math.exp(shape[3]), shape[4]) if piece.points else (1.0, 0.0)
-    slopes, offsets, anchors = Grading(piece.lo, piece.hi, piece.points, t0, u).tangents(num_keys, c, steps, shift)
-    x, f = piece.sample(anchors, t0)
-    head = SoftHead.of_one_variable(slopes, offsets, np.zeros(num_keys))
-    values, error = fit_values(head.weights(x[:, None]), f, piece.limits, passes, goal)
-    return KeyGroup(piece, replace(head, values=values), anchors, error, shape)
+    return next(make_groups(piece, num_keys, [shape], passes, goal))
+
+
+def make_groups(
+    piece: SmoothPiece, num_keys: int, shapes: Sequence[Shape], passes: int = GROUP_PASSES, goal: float = 0.0
+) -> Iterator[KeyGroup]:
+    """Make groups of several shapes. Few keys of a piece without points share their sample, and are solved together."""
+    if len(shapes) > 1 and (piece.points or num_keys > THOROUGH_KEYS):
+        for shape in shapes:
+            yield from make_groups(piece, num_keys, [shape], passes, goal)
+        return
+    tangents = []
+    for shape in shapes:
+        t0, u = (math.exp(shape[3]), shape[4]) if piece.points else (1.0, 0.0)
+        grading = Grading(piece.lo, piece.hi, piece.points, t0, u)
+        tangents.append(grading.tangents(num_keys, math.exp(shape[0]), math.exp(shape[1]), shape[2]))
+    slopes, offsets, anchors = map(np.array, zip(*tangents, strict=True))
+    x, f = piece.sample(anchors[0], t0)
+    weights = softmax(x[:, None] * slopes[:, None] + offsets[:, None])
+    values, errors = fit_each(weights, f, piece.limits, passes, goal)
+    for number, (shape, error) in enumerate(zip(shapes, errors.tolist(), strict=True)):
+        keys = SoftHead(slopes[number, :, None], offsets[number], values[number])
+        yield KeyGroup(piece, keys, anchors[number], error, shape)
 
 
 def constant_group(piece: SmoothPiece) -> KeyGroup:
@@ -204,6 +222,8 @@ FIRST_STEP, LAST_STEP = 0.17, 0.012
 """The first and the last step length of the descent, in the logarithms of the shape: factors of 1.19 and 1.01."""
 MANY_KEYS = 64
 """Beyond this number of keys the search tries few shapes, since fits are slow."""
+SHAPES_AT_ONCE = 9
+"""Number of shapes of the coarse net that are fitted together: those with one c, up to THOROUGH_KEYS keys."""
 AT_END = 1 / 16
 """Share of the width of a piece. A largest error this close to an end is taken to come from a singular point beyond the
 end. Measured with five functions: 1/32 and 1/8 give the same networks."""
@@ -228,16 +248,25 @@ def search_group(piece: SmoothPiece, num_keys: int, goal: float = 0.0, near: Key
     if piece.points:
         axes[3, 3] = 3
 
-    def attempt(shape: Shape) -> KeyGroup | None:
-        is_legal = LEAST_STEPS <= math.exp(shape[1]) <= num_keys + 1 and abs(shape[2]) < num_keys
-        is_legal = is_legal and CURVATURES[0] <= math.exp(shape[0]) <= CURVATURES[1]
-        return _try(piece, num_keys, shape, 2, goal) if is_legal else None
+    def is_legal(shape: Shape) -> bool:
+        has_room = LEAST_STEPS <= math.exp(shape[1]) <= num_keys + 1 and abs(shape[2]) < num_keys
+        return has_room and CURVATURES[0] <= math.exp(shape[0]) <= CURVATURES[1]
+
+    def attempts(shapes: Sequence[Shape]) -> Iterator[KeyGroup]:
+        return _tries(piece, num_keys, list(filter(is_legal, shapes)), 2, goal)
+
+    def starts() -> Iterator[KeyGroup]:
+        shapes = _starts(piece, num_keys, goal, near)
+        if near is not None:
+            yield from _tries(piece, num_keys, list(itertools.islice(shapes, 1)), 1, goal)
+        while some := list(itertools.islice(shapes, SHAPES_AT_ONCE)):
+            yield from _tries(piece, num_keys, some, 1, goal)
 
     few = num_keys <= THOROUGH_KEYS
     factor = (4.0 if few else 2.5) if piece.points else DOWNHILL_FACTOR
     best = lowest(
-        (_try(piece, num_keys, shape, 1, goal) for shape in _starts(piece, num_keys, goal, near)),
-        attempt,
+        starts(),
+        attempts,
         axes,
         FIRST_STEP,
         LAST_STEP if few else 4 * LAST_STEP,
@@ -248,12 +277,11 @@ def search_group(piece: SmoothPiece, num_keys: int, goal: float = 0.0, near: Key
     return best if goal else make_group(piece, num_keys, best.shape, 4 * GROUP_PASSES)
 
 
-def _try(piece: SmoothPiece, num_keys: int, shape: Shape, passes: int, goal: float) -> KeyGroup:
-    """Fit with few passes, and with more passes if these may reach the goal."""
-    group = make_group(piece, num_keys, shape, passes, goal)
-    if goal < group.error <= 1.5 * goal or (passes == 1 and goal < group.error <= 4 * goal):
-        return make_group(piece, num_keys, shape, GROUP_PASSES, goal)
-    return group
+def _tries(piece: SmoothPiece, num_keys: int, shapes: Sequence[Shape], passes: int, goal: float) -> Iterator[KeyGroup]:
+    """Fit each shape with few passes, and with more passes if these may reach the goal."""
+    for group in make_groups(piece, num_keys, shapes, passes, goal) if shapes else ():
+        is_close = goal < group.error <= 1.5 * goal or (passes == 1 and goal < group.error <= 4 * goal)
+        yield make_group(piece, num_keys, group.shape, GROUP_PASSES, goal) if is_close else group
 
 
 def smallest_group(piece: SmoothPiece, goal: float, most: int) -> KeyGroup:

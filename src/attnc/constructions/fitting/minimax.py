@@ -9,6 +9,7 @@ import numpy as np
 
 from attnc.numerics.arrays import Float
 from attnc.numerics.limits import check_time, spend
+from attnc.numerics.small_matrices import singular_values, triangular_factor
 
 Function = Callable[[np.ndarray], np.ndarray]
 """A function of one variable, on arrays of points."""
@@ -41,45 +42,65 @@ def fit_values(
     its point, so that weight moves to the largest errors until they are equal. Passes stop when the error is at most
     `goal`, and after the first one if the goal is out of reach. Each output is fitted by itself.
     """
+    values, errors = fit_each(weights[None], f, limits, passes, goal)
+    return values[0], float(errors[0])
+
+
+def fit_each(
+    weights: Float[np.ndarray, "heads points p"],
+    f: Float[np.ndarray, "points outputs"],
+    limits: Float[np.ndarray, " outputs"],
+    passes: int = 8,
+    goal: float = 0.0,
+) -> tuple[Float[np.ndarray, "heads p outputs"], Float[np.ndarray, " heads"]]:
+    """Return the values of `fit_values` for each of several heads, and their errors, in less time than one by one."""
     fits = [_lawson(weights, f[:, j], float(limits[j]), passes, goal) for j in range(f.shape[1])]
-    return np.stack([values for values, _ in fits], axis=1), max(error for _, error in fits)
+    return np.stack([values for values, _ in fits], axis=2), np.max([errors for _, errors in fits], axis=0)
 
 
-def _lawson(W: np.ndarray, f: np.ndarray, limit: float, passes: int, goal: float) -> tuple[np.ndarray, float]:
-    at = np.full(len(f), 1 / len(f))
-    best, least = np.zeros(W.shape[1]), float(np.abs(f).max(initial=0.0))
+def _lawson(W: np.ndarray, f: np.ndarray, limit: float, passes: int, goal: float) -> tuple[np.ndarray, np.ndarray]:
+    heads, points, p = W.shape
+    at = np.full((heads, points), 1 / points)
+    best, least = np.zeros((heads, p)), np.full(heads, np.abs(f).max(initial=0.0))
+    left = np.arange(heads)  # those that get another pass
     for _ in range(passes):
-        spend(ROW_SECONDS * len(f) * W.shape[1] ** 2)
+        spend(ROW_SECONDS * len(left) * points * p**2)
         check_time("fitting")
-        root = np.sqrt(at)
-        values = _ridge(W * root[:, None], f * root, limit)
-        errors = np.abs(W @ values - f)
-        worst = float(errors.max())
-        if worst < least:
-            best, least = values, worst
-        if least <= goal or least > LARGEST_FIRST_PASS * goal > 0 or worst == 0:
+        some, root = W if len(left) == heads else W[left], np.sqrt(at)
+        values = _ridge(some * root[:, :, None], f * root, limit)
+        errors = np.abs((some @ values[:, :, None])[:, :, 0] - f)
+        worst = errors.max(axis=1)
+        is_better = worst < least[left]
+        best[left[is_better]], least[left[is_better]] = values[is_better], worst[is_better]
+        is_done = (least[left] <= goal) | (worst == 0)
+        if goal > 0:
+            is_done |= least[left] > LARGEST_FIRST_PASS * goal
+        left, again = left[~is_done], ~is_done
+        if not len(left):
             break
-        at = at * errors / worst + LEAST_POINT_WEIGHT / len(f)
-        at /= at.sum()
+        at = at[again] * errors[again] / worst[again, None] + LEAST_POINT_WEIGHT / points
+        at /= at.sum(axis=1, keepdims=True)
     return best, least
 
 
 def _ridge(W: np.ndarray, f: np.ndarray, limit: float) -> np.ndarray:
-    """Minimise |Wv − f|² + λ²|v|², with the least λ of RIDGE_LADDER for which max |v| ≤ limit."""
-    # The last column of R is Qᵀf: no Q is formed.
-    R = np.asarray(np.linalg.qr(np.concatenate([W, f[:, None]], axis=1), mode="r"))
-    p = W.shape[1]
-    U, S, Vt = np.linalg.svd(R[:p, :p])
-    ridges = RIDGE_LADDER * S[0]
+    """Minimise |Wv − f|² + λ²|v|² for each head, with the least λ of RIDGE_LADDER for which max |v| ≤ limit."""
+    heads, _, p = W.shape
+    S, fitted, Vt = np.empty((heads, p)), np.empty((heads, p)), np.empty((heads, p, p))
+    for head, with_f in enumerate(np.concatenate([W, f[:, :, None]], axis=2)):
+        R = triangular_factor(with_f)  # its last column is Qᵀf: no Q is formed
+        U, S[head], Vt[head] = singular_values(R[:p, :p])
+        fitted[head] = U.T @ R[:p, p]
+    ridges = RIDGE_LADDER * S[:, :1]
     with np.errstate(divide="ignore", invalid="ignore"):
-        gains = S[:, None] / (S[:, None] ** 2 + ridges**2)
+        gains = S[:, :, None] / (S[:, :, None] ** 2 + ridges[:, None] ** 2)
     gains[~np.isfinite(gains)] = 0.0
-    candidates = Vt.T @ (gains * (U.T @ R[:p, p])[:, None])
-    sizes = np.abs(candidates).max(axis=0)
-    within = np.flatnonzero(sizes <= limit)
-    if len(within):
-        return candidates[:, within[0]]
-    return candidates[:, -1] * (limit / sizes[-1])
+    candidates = Vt.transpose(0, 2, 1) @ (gains * fitted[:, :, None])
+    sizes = np.abs(candidates).max(axis=1)
+    is_within, rows = sizes <= limit, np.arange(heads)
+    chosen = np.where(is_within.any(axis=1), np.argmax(is_within, axis=1), -1)
+    values, size = candidates[rows, :, chosen], sizes[rows, chosen]
+    return np.where((size <= limit)[:, None], values, values * (limit / size)[:, None])
 
 
 def chebyshev(lo: float, hi: float, count: int) -> Float[np.ndarray, " count"]:

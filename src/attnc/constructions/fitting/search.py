@@ -31,7 +31,7 @@ The minimum of (x − 1)² + (y + 2)², by steps along the axes:
 
 >>> Place = namedtuple("Place", "shape error")
 >>> at = lambda shape: Place(shape, (shape[0] - 1) ** 2 + (shape[1] + 2) ** 2)
->>> descend(at((0.0, 0.0)), at, np.eye(2), 1.0, 0.1).shape
+>>> descend(at((0.0, 0.0)), lambda shapes: map(at, shapes), np.eye(2), 1.0, 0.1).shape
 (1.0, -2.0)
 """
 
@@ -209,7 +209,7 @@ DOWNHILL_FACTOR = 300.0
 
 def lowest(
     starts: Iterable[S],
-    attempt: Callable[[Shape], S | None],
+    attempts: Callable[[Sequence[Shape]], Iterable[S | None]],
     axes: np.ndarray,
     first: float,
     last: float,
@@ -232,32 +232,36 @@ def lowest(
     found.sort(key=lambda trial: trial.error)
     best = found[0]
     for start in found[:num_descents] if best.error <= near_enough else ():
-        best = min(best, descend(start, attempt, axes, first, last, goal), key=lambda trial: trial.error)
+        best = min(best, descend(start, attempts, axes, first, last, goal), key=lambda trial: trial.error)
         if best.error <= goal:
             break
     return best
 
 
 def descend(
-    start: S, attempt: Callable[[Shape], S | None], axes: np.ndarray, first: float, last: float, goal: float = 0.0
+    start: S,
+    attempts: Callable[[Sequence[Shape]], Iterable[S | None]],
+    axes: np.ndarray,
+    first: float,
+    last: float,
+    goal: float = 0.0,
 ) -> S:
     """Step along ±axes to lower errors, with steps halved from `first` to `last` whenever none helps.
 
-    Returns the best trial, or the first with an error of at most `goal`. `attempt` gives None for an illegal shape.
+    Returns the best trial, or the first with an error of at most `goal`. `attempts` makes a trial of every shape in
+    turn, or None for an illegal one.
     """
     best, step = start, first
     while step > last:
-        moved = best
-        for axis in axes:
-            for sign in (1.0, -1.0):
-                check_time(FITTING)
-                tried = attempt(tuple(float(v) for v in np.array(best.shape) + sign * step * axis))
-                if tried is None:
-                    continue
-                if tried.error <= goal:
-                    return tried
-                if tried.error < moved.error:
-                    moved = tried
+        moved, places = best, np.array(best.shape) + step * np.stack([axes, -axes], axis=1).reshape(-1, len(best.shape))
+        for tried in attempts([tuple(place) for place in places.tolist()]):
+            check_time(FITTING)
+            if tried is None:
+                continue
+            if tried.error <= goal:
+                return tried
+            if tried.error < moved.error:
+                moved = tried
         if moved is best:
             step /= 2
         best = moved

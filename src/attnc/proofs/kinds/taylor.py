@@ -287,6 +287,8 @@ def choose_order(
         found = _coarsest(kind_of(order), box, places, wanted, min(level, _FINEST // d))
         if found is not None and found < level:
             best, level = order, found
+        if level == 0:
+            break
     return best, max(0, min(level - 1, _MOST_AT_ONCE // d)) if level <= _FINEST // d else 0
 
 

@@ -111,6 +111,7 @@ class ProgramStage:
         return [number for number, head in enumerate(softmax.heads) if head.W_O[:, column].any()]
 
 
+@functools.lru_cache(maxsize=2)  # several provers, and several parts of a prover, fold the same program
 def _foldings(program: Program) -> Foldings:
     return functools.cache(functools.partial(normal_form, program))
 
