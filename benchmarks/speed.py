@@ -208,6 +208,7 @@ def evaluate_by(engine: str, nodes: int, num_points: int) -> None:
             to_torch(program)(torch.as_tensor(points))
     else:
         import jax
+
         from attnc.engines.jax_engine import to_jax
 
         jax.config.update("jax_enable_x64", True)

@@ -457,7 +457,12 @@ def _jax() -> Engine:
 
     from attnc.engines import jax_engine
 
-    names = {"add": jnp.add, "multiply": jnp.multiply, "divide": jnp.divide, "matmul": jax_engine.matmul}
+    names: dict[str, Callable[..., Any]] = {
+        "add": jnp.add,
+        "multiply": jnp.multiply,
+        "divide": jnp.divide,
+        "matmul": jax_engine.matmul,
+    }
 
     def run(function: Callable[..., Any], *arrays: Array) -> Array:
         with jax.enable_x64(True):
