@@ -144,11 +144,33 @@ def test_a_grid_is_the_softmax(case):
 def test_small_tiles(case, tile, cells):
     made, points = case
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grid, "LARGEST_TILE", tile)
+        patch.setattr(grid, "TILE_SIZES", (tile,))
         patch.setattr(grid, "CELLS_PER_BATCH", cells)
         patch.setattr(grid, "PRODUCT_SIZE", cells)
         engine = NumpyEngine(made.program())
         assert_agrees(made.program(), points, engine(points), engine.truncation)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-90])
+@pytest.mark.parametrize("counts", [(400,), (43, 40), (30, 31, 29)])
+def test_many_points_in_a_group(counts, size):
+    """Then the values of a window take the factors of the weights."""
+    rng = np.random.default_rng(3)
+    lattices = [np.arange(p) - (p - 1) / 2 for p in counts]
+    made = Anchors.gaussian(lattices, 0.5, size * rng.normal(size=math.prod(counts)))
+    engine, points = NumpyEngine(made.program()), rng.uniform(-0.3, 0.3, (700, len(counts)))
+    assert isinstance(head_of(engine), GridHead)
+    assert np.abs(engine(points) - made.program()(points)).max() <= 1e-12 * np.abs(made.values).max()
+
+
+def test_tiny_values_are_no_grid():
+    """Their products with the factors of weights would underflow. Zeros do not."""
+    lattice, rng = np.arange(80.0) - 39.5, np.random.default_rng(3)
+    made = Anchors.gaussian([lattice], 0.5, 1e-150 * rng.normal(size=80))
+    engine, points = NumpyEngine(made.program()), rng.uniform(-30, 30, (700, 1))
+    assert not isinstance(head_of(engine), GridHead)
+    assert np.abs(engine(points) - made.program()(points)).max() <= 1e-12 * np.abs(made.values).max()
+    assert isinstance(head_of(NumpyEngine(Anchors.gaussian([lattice], 0.5, np.zeros(80)).program())), GridHead)
 
 
 @pytest.mark.parametrize("c", [0.05, 0.2, 0.3, 0.5, 1.0, 1.5])
@@ -331,7 +353,7 @@ def test_few_keys_are_streamed(monkeypatch):
 def weights_on(axis: grid_axis.WindowedAxis, t: np.ndarray) -> np.ndarray:
     """(points, anchors): the weights that `grid.Tiles` makes, normalised, outside of its window 0."""
     group, argument = grid._locate(axis, t.copy())
-    made = grid._weights(axis, group, argument[:, None])[:, :, 0]
+    made = (grid._weights(axis, group, argument[:, None]) * grid._factors(axis, group))[:, :, 0]
     made /= made.sum(axis=1, keepdims=True)
     spread = np.zeros((len(t), axis.padded), np.longdouble)
     np.put_along_axis(spread, axis.starts[group][:, None] + np.arange(axis.width), made, axis=1)
