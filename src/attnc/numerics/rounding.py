@@ -6,6 +6,7 @@ the next float up (down) is an upper (lower) bound on it.
 
 from __future__ import annotations
 
+import functools
 from fractions import Fraction
 
 import numpy as np
@@ -67,6 +68,7 @@ def down(x: npt.ArrayLike, ulps: int = 1) -> Array:
     return -up(-np.asarray(x, dtype=np.float64), ulps)
 
 
+@functools.lru_cache(maxsize=4096)
 def gamma(n: int, u: float) -> float:
     """Return γ_n = n·u / (1 − n·u), rounded up: the relative error of n roundings in a row (Higham)."""
     product = n * Fraction(u)

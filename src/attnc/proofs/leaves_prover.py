@@ -371,7 +371,7 @@ class _StageTask:
         degrees = None if self.target.interpolated is None else DEGREES
         order, level = choose_order(self._local, self.target.box, goal, orders=degrees)
         taylor, selection = self._rounded(self._local(order)), self._selection
-        selects = all(self._selects(taylor, at) for at in (level, level + 1))
+        selects = all(self._selects(taylor, at) for at in (level + 1, level))  # Taylor leaves win on small cells first
         if self._num_keys <= FEW_KEYS:
             both = (selection, taylor) if selects else (taylor, selection)
             return [_Way((*both, *self._at_kinks, *self._more), None if selects else level)]

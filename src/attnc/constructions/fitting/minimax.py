@@ -100,7 +100,7 @@ def _ridge(W: np.ndarray, f: np.ndarray, limit: float) -> np.ndarray:
     is_within, rows = sizes <= limit, np.arange(heads)
     chosen = np.where(is_within.any(axis=1), np.argmax(is_within, axis=1), -1)
     values, size = candidates[rows, :, chosen], sizes[rows, chosen]
-    return np.where((size <= limit)[:, None], values, values * (limit / size)[:, None])
+    return values * np.divide(limit, size, out=np.ones(heads), where=size > limit)[:, None]
 
 
 def chebyshev(lo: float, hi: float, count: int) -> Float[np.ndarray, " count"]:
