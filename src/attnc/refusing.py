@@ -145,8 +145,9 @@ def _search(
 ) -> tuple[float | None, Network | None]:
     """Return the smallest eps that is met, within a factor CLOSE_EPS, and the network with the smallest bound.
 
-    If an eps is missed, the best bound that was found is tried next. If there is none below the values of f, eps grows
-    faster and faster until it is met, and is then bisected. An eps below the level of rounding is not tried.
+    If an eps is missed, the best bound that was found is tried next. If there is none below the values of f, or it was
+    tried already, eps grows faster and faster until it is met, and is then bisected. An eps below the level of rounding
+    is not tried.
     """
     largest = _largest_value(target, request.p)
     growth, met = CLOSE_EPS, math.inf
@@ -155,7 +156,7 @@ def _search(
     for _ in range(MAX_TRIALS):
         if met <= CLOSE_EPS * missed or is_time_over():
             break
-        if reach is not None:
+        if reach is not None and round_above(reach) > missed:
             eps = round_above(reach)
         elif met < math.inf:
             eps = _one_digit(math.sqrt(met * missed))
