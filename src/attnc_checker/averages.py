@@ -25,61 +25,117 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import NamedTuple, Self
 
 from flint import arb, arb_mat
 
 from attnc_checker.forms import Head, Key, Terms, dense
 from attnc_checker.jets import Poly, above, add, norm, variable
+from attnc_checker.moments import quotient
 from attnc_checker.ranges import Box
 from attnc_checker.rounding import Arithmetic
-from attnc_checker.vectors import INFINITE, Row, Vector, at, minus, most, row_of, swing, total
+from attnc_checker.vectors import INFINITE, Row, Vector, at, most, swing, total
 
 FAR = 60
 """Keys whose scores are behind by more than this on a whole box are left out there. Each counts with weight e^−60."""
 
+FEW = 32
+"""Heads with at most this many keys are not searched for far keys: that takes as long as it saves."""
+MOST_WINNERS = 64
+"""The number of keys whose differences from all others are kept."""
+TINY = arb(2) ** -30
+"""Errors of weights below this number have one bound for all keys of a head."""
 
+Models = dict[int, tuple[Poly, arb]]
+"""For every output, a polynomial and a bound on the distance from it."""
+
+
+@dataclass(frozen=True, eq=False)
 class Average:
     """A head, or only its keys `kept`, in balls: rows of vectors. `dropped` bounds the effect of the other keys.
 
     Along the axis i, key k has the slope axes[i][places[k][i]].
     """
 
-    def __init__(
-        self, head: Head, inputs: Sequence[Key], kept: Sequence[int] = (), dropped: dict[int, arb] | None = None
-    ) -> None:
-        def column(x: Vector) -> Vector:
-            return Vector(arb(x[k]) for k in self.kept)
+    head: Head
+    kept: Sequence[int]
+    dropped: dict[int, arb]
+    scores: Row
+    score_sizes: Row
+    own: Row
+    slack: Vector
+    parts: Row
+    query: list[Row]
+    values: dict[int, Row]
+    value_sizes: dict[int, Row]
+    axes: list[list[arb]]
+    places: list[tuple[int, ...]]
 
+    @classmethod
+    def of(cls, head: Head, inputs: Sequence[Key]) -> Self:
         def row(terms: Terms, among: Sequence[Key] = inputs) -> Row:
-            return tuple(map(column, dense(terms, among)))
+            return tuple(column.each(arb) for column in dense(terms, among))
 
-        self.head, self.inputs, self.kept = head, inputs, kept or range(head.num_keys)
-        self.dropped = dropped or dict.fromkeys(head.values, arb(0))
-        self.scores, self.score_sizes, self.own = map(row, (head.scores.terms, head.scores.sizes, head.own))
-        self.slack, *self.parts = map(column, (head.slack, *head.parts))
-        self.query = [tuple(map(arb, dense(terms, inputs))) for terms in head.query]
         moving = {o: () if form.is_constant else inputs for o, form in head.values.items()}
-        self.values = {o: row(form.terms, moving[o]) for o, form in head.values.items()}
-        self.value_sizes = {o: row(form.sizes, moving[o]) for o, form in head.values.items()}
-        slopes = [[x[k] for k in self.kept] for x in dense(head.scores.terms, inputs)[1:]]
+        slopes = dense(head.scores.terms, inputs)[1:]
         numbers = [{x: n for n, x in enumerate(sorted(set(column)))} for column in slopes]
-        self.axes = [[*map(arb, axis)] for axis in numbers]
-        self.places = [tuple(map(dict.__getitem__, numbers, row)) for row in zip(*slopes, strict=True)]
+        return cls(
+            head,
+            range(head.num_keys),
+            dict.fromkeys(head.values, arb(0)),
+            row(head.scores.terms),
+            row(head.scores.sizes),
+            row(head.own),
+            head.slack,
+            tuple(column.each(arb) for column in head.parts),
+            [tuple(map(arb, dense(terms, inputs))) for terms in head.query],
+            {o: row(form.terms, moving[o]) for o, form in head.values.items()},
+            {o: row(form.sizes, moving[o]) for o, form in head.values.items()},
+            [[*map(arb, axis)] for axis in numbers],
+            [tuple(map(dict.__getitem__, numbers, place)) for place in zip(*slopes, strict=True)],
+        )
 
-    def without_far(self, box: Box, arithmetic: Arithmetic) -> Average:
+    def without_far(self, box: Box, arithmetic: Arithmetic) -> Self:
         """Return the head without keys that are far behind on the whole box, if there are many.
 
         Let the sum of their weights, as engines may keep them, be `mass` ≤ 1/16, and |v| ≤ V. They move A by at most
         2·mass·V, and its sums by less than 6·mass·V.
         """
         _, gaps, _ = self.gaps(box, arithmetic)
-        kept = [k for k, gap in zip(self.kept, gaps, strict=True) if not gap > FAR]
+        near = [n for n, gap in enumerate(gaps) if not gap > FAR]
         mass = total((-gap).exp() + arithmetic.lost for gap in gaps if gap > FAR)
-        if 4 * len(kept) > 3 * len(gaps) or not 16 * mass <= 1:
+        if 4 * len(near) > 3 * len(gaps) or not 16 * mass <= 1:
             return self
         dropped = {o: x + 8 * mass * most(self.sizes(o, box)) for o, x in self.dropped.items()}
-        return Average(self.head, self.inputs, kept, dropped)
+        return self._only(near, dropped)
+
+    def _only(self, chosen: list[int], dropped: dict[int, arb]) -> Self:
+        """Return the head with only the keys at these places of `kept`."""
+
+        def row(columns: Row) -> Row:
+            return tuple(Vector(map(column.__getitem__, chosen)) for column in columns)
+
+        places = [self.places[n] for n in chosen]
+        numbers = [{x: n for n, x in enumerate(sorted(set(column)))} for column in zip(*places, strict=True)]
+        scores, score_sizes, own = map(row, (self.scores, self.score_sizes, self.own))
+        (slack,) = row((self.slack,))
+        return replace(
+            self,
+            kept=[self.kept[n] for n in chosen],
+            dropped=dropped,
+            scores=scores,
+            score_sizes=score_sizes,
+            own=own,
+            slack=slack,
+            parts=row(self.parts),
+            values={o: row(rows) for o, rows in self.values.items()},
+            value_sizes={o: row(rows) for o, rows in self.value_sizes.items()},
+            axes=[[axis[x] for x in known] for axis, known in zip(self.axes, numbers, strict=True)],
+            places=[tuple(map(dict.__getitem__, numbers, place)) for place in places],
+        )
 
     def reach(self, box: Box) -> list[arb]:
         """Return the largest |x_i| on the box, as they count in sizes."""
@@ -112,13 +168,25 @@ class Average:
         """Return (j, g, y): s_j is largest at the centre, and on the box computed p̂_k ≤ e^{−g_k} p̂_j are off by y."""
         scores = at(self.scores, box.centre)
         j = max(range(len(scores)), key=lambda k: scores[k].mid())
-        swings, lead = swing(minus(self.scores, row_of(self.scores, j)), box.half), scores[j] - scores
+        swings, lead = at((arb(0), *self._slopes_apart(j)), box.half), scores[j] - scores
         overtaken = most(swings - lead)  # ≥ max s − s_j on the box
-        errors = self.score_errors(box, arithmetic, [column[j] for column in self.parts])
-        off = arithmetic.weights(errors, lead + swings + overtaken)
-        return j, lead - swings - off - off[j], off
+        off = Vector([self.largest.weight_error(self, box, arithmetic)] * len(scores))
+        if not off[0] <= TINY:
+            errors = self.score_errors(box, arithmetic, [column[j] for column in self.parts])
+            off = arithmetic.weights(errors, lead + swings + overtaken)
+        return j, lead - swings - (off + off[j]), off
 
-    def model(self, box: Box, m: int, arithmetic: Arithmetic) -> dict[int, tuple[Poly, arb]]:
+    @cached_property
+    def _slopes_apart(self) -> Callable[[int], Row]:
+        """Return |a_k − a_j| for all keys k, as a function of j."""
+        return lru_cache(MOST_WINNERS)(lambda j: tuple(abs(column - column[j]) for column in self.scores[1:]))
+
+    @cached_property
+    def largest(self) -> Largest:
+        """The largest numbers over all keys."""
+        return Largest.of(self)
+
+    def model(self, box: Box, m: int, arithmetic: Arithmetic) -> Models:
         """Return (polynomial, error) for every output. The computed average is within `error` of the polynomial."""
         d, linear = len(box.centre), [variable(i, len(box.centre)) for i in range(len(box.centre))]
         scores = at(self.scores, box.centre)
@@ -143,6 +211,8 @@ class Average:
         def mean_at_most(terms: Vector) -> arb:
             """Bound Σ p_k terms_k on the box, by the theorem on means."""
             mean = q @ terms
+            if box.is_point:
+                return mean
             pairs = zip(weighted, linear, strict=True)
             moved = total(abs(x @ terms - mean * delta[key] / delta[0]) for x, key in pairs)
             return mean + growth * (moved + bends @ abs(terms - mean))
@@ -159,7 +229,7 @@ class Average:
             for slope, key, c, r in zip(slopes, linear, box.centre, box.half, strict=False):
                 nu = add(add(nu, slope, c), {key + j: x * r for j, x in slope.items()})
             v0 = (nu[0] / delta[0]).mid()
-            Q, rest = _quotient(add(nu, delta, -v0), delta, m, d)
+            Q, rest = quotient(add(nu, delta, -v0), delta, m, d)
             apart = at(rows, box.centre) - v0
             error = rest / least + norm(Q) * total(tail) + tail @ (abs(apart) + swing(rows, box.half))
             moving = [Q[key] for key in linear[: len(slopes)]]
@@ -174,6 +244,42 @@ class Average:
             error += arithmetic.summation(self.head, o, computed, sizes, abs(v0) + norm(Q) + error, sized)
             found[o] = (add(Q, {0: v0}), error + self.dropped[o])
         return found
+
+
+class Largest(NamedTuple):
+    """The largest numbers over the keys of a head, as forms of x, and the largest differences."""
+
+    own: Row
+    slack: arb
+    scores: Row
+    sizes: dict[int, Row]
+    values: dict[int, Row]
+
+    @classmethod
+    def of(cls, average: Average) -> Largest:
+        def differences(rows: Row) -> Row:
+            return tuple(most(column) + most(-column) for column in rows)
+
+        sizes = {o: tuple(map(most, rows)) for o, rows in average.value_sizes.items()}
+        values = {o: differences(rows) for o, rows in average.values.items()}
+        return cls(tuple(map(most, average.own)), most(average.slack), differences(average.scores), sizes, values)
+
+    def weight_error(self, average: Average, box: Box, arithmetic: Arithmetic) -> arb:
+        """Bound the errors of all weights, or return ∞ if those of the query count by themselves."""
+        head, n = average.head, average.head.n
+        if head.query or head.addends:
+            return INFINITE
+        errors = at(self.own, average.reach(box)) * (arithmetic.unit(n) * (1 + arithmetic.gamma(n))) + self.slack
+        (y,) = arithmetic.weights(Vector([errors]), Vector([at(self.scores, box.reach)]))
+        return y
+
+    def rounding(self, average: Average, o: int, box: Box, arithmetic: Arithmetic) -> arb:
+        """Bound the rounding of the average by one bound for all keys."""
+        reach, head, y = average.reach(box), average.head, self.weight_error(average, box, arithmetic)
+        if not y < 0.5:
+            return INFINITE
+        tau, summed = y.expm1(), arithmetic.at_most(head, o, at(self.sizes[o], reach))
+        return tau / (1 - tau) * at(self.values[o], box.reach) + summed
 
 
 def _moments(columns: list[Vector], places: Sequence[tuple[int, ...]], shifts: list[list[arb]], m: int) -> list[Poly]:
@@ -204,17 +310,3 @@ def _moments(columns: list[Vector], places: Sequence[tuple[int, ...]], shifts: l
 def _powers(x: arb, m: int) -> list[arb]:
     """Return x^n/n! for n ≤ m, by products, since Arb has no powers of balls around 0."""
     return [*itertools.accumulate(range(1, m + 1), lambda y, n: y * x / n, initial=arb(1))]
-
-
-def _quotient(nu: Poly, delta: Poly, m: int, d: int) -> tuple[Poly, arb]:
-    """Return Q, with exact coefficients, by long division up to degree m, and an upper bound on Σ_j |(ν − Q·δ)_j|."""
-    quotient, left, rest, end = {}, dict(nu), arb(0), above(m, d)
-    sizes = [*itertools.accumulate(map(abs, reversed(delta.values())))][::-1]  # Σ|δ_j| from here on, sorted by degree
-    for key in delta:
-        q = quotient[key] = (left[key] / delta[0]).mid()
-        for (j, x), size in zip(delta.items(), sizes, strict=True):
-            if key + j >= end:
-                rest += abs(q) * size
-                break
-            left[key + j] = left[key + j] - q * x
-    return quotient, norm(left) + rest

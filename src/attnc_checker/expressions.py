@@ -88,10 +88,11 @@ class Reader:
 
     def function(self, outputs: Sequence[Step]) -> Function:
         """Return the steps that the outputs need."""
-        needed = set(outputs)
-        for number in range(len(self.steps) - 1, -1, -1):
-            if number in needed:
-                needed.update(x for x in self.steps[number].given if isinstance(x, Step))
+        needed, pending = set(outputs), [*outputs]
+        while pending:
+            new = {x for x in self.steps[pending.pop()].given if isinstance(x, Step)} - needed
+            needed |= new
+            pending += new
         return Function({number: self.steps[number] for number in sorted(needed)}, outputs)
 
     def parse(self, text: object, names: dict[str, Step] | None = None) -> list[Step]:
@@ -118,7 +119,9 @@ class Reader:
                 raise ValueError(f"unknown characters {unknown[:20]!r}")
             tokens = [token for token in TOKEN.findall(text) if not token.isspace()]
             for _ in range(MAX_NESTED):  # (x, y) is a tuple
-                tokens = tokens[1:-1] if _is_enclosed(tokens) else tokens
+                if not _is_enclosed(tokens):
+                    break
+                tokens = tokens[1:-1]
             self.left, self.names, self.depth = ["", *reversed(tokens)], names, 0
             return self._list("")
         except (RecursionError, ValueError) as error:
@@ -191,8 +194,7 @@ class Reader:
         is_power = operation == "**" and self.steps[b].rule == "constant"
         exponent = numbers[-1] if is_power else fmpq(1)
         require(abs(exponent) <= MAX_EXPONENT, f"an exponent is beyond {MAX_EXPONENT}", ValueError)
-        bits = abs(exponent) * sum(int(x.p).bit_length() + int(x.q).bit_length() for x in numbers)
-        if len(numbers) == 2 and exponent.q == 1 and bits <= MAX_BITS:
+        if len(numbers) == 2 and exponent.q == 1 and abs(exponent) * sum(map(_bits, numbers)) <= MAX_BITS:
             with contextlib.suppress(ZeroDivisionError):  # the evaluation then finds no bound
                 return self.add("constant", ON_NUMBERS[operation](*numbers))
         if is_power:
@@ -208,16 +210,22 @@ class Reader:
     def add(self, rule: str, *given: Step | Smooth | int) -> Step:
         """Add a step by the method of `Rules` of this name, and return its index."""
         step = Operation(rule, given)
-        if step not in self.places:
-            self.places[step] = Step(len(self.steps))
+        place = self.places.setdefault(step, Step(len(self.steps)))
+        if place == len(self.steps):
             self.steps.append(step)
-        return self.places[step]
+        return place
+
+
+def _bits(x: fmpq) -> int:
+    return int(x.p).bit_length() + int(x.q).bit_length()
 
 
 def _is_enclosed(tokens: list[str]) -> bool:
     """Return whether the first token opens a parenthesis that the last one closes."""
+    if tokens[:1] != ["("]:
+        return False
     opened = list(accumulate((token == "(") - (token == ")") for token in tokens))
-    return tokens[:1] == ["("] and 0 not in opened[:-1] and opened[-1] == 0
+    return 0 not in opened[:-1] and opened[-1] == 0
 
 
 class Rules(ABC, Generic[V]):

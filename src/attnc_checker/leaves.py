@@ -17,12 +17,13 @@ from dataclasses import dataclass, replace
 
 from flint import arb
 
-from attnc_checker.averages import FAR, Average
+from attnc_checker.averages import FAR, FEW, TINY, Average, Models
 from attnc_checker.cells import SELECTION
 from attnc_checker.expressions import Function
 from attnc_checker.forms import dense
 from attnc_checker.jets import Model, Poly, add, largest, models, norm, over, variable
 from attnc_checker.network import Stage
+from attnc_checker.quick import QuickAverage
 from attnc_checker.ranges import Box, hull
 from attnc_checker.rounding import Arithmetic
 from attnc_checker.vectors import INFINITE, Row, Vector, at, minus, most, row_of, swing
@@ -41,13 +42,17 @@ share of the largest |f − v_k|. Beside a jump a key of the other side may be b
 @dataclass(frozen=True)
 class Prover:
     stage: Stage
-    heads: list[Average]
+    heads: list[QuickAverage]
     function: Function
     arithmetic: Arithmetic
 
     @classmethod
     def of(cls, stage: Stage, function: Function, arithmetic: Arithmetic) -> Prover:
-        return cls(stage, [Average(head, stage.inputs) for head in stage.heads], function, arithmetic)
+        return cls(stage, [QuickAverage.of(head, stage.inputs) for head in stage.heads], function, arithmetic)
+
+    @property
+    def has_many_keys(self) -> bool:
+        return any(len(head.kept) > FEW for head in self.heads)
 
     def within(self, region: Box) -> Prover:
         """Return a prover for boxes in this region only, which is faster."""
@@ -58,22 +63,50 @@ class Prover:
 
         Bounds on differences are refined if that may bring them down to the limit.
         """
-        is_selection, errors = kind == SELECTION, []
-        averages = [
-            selected(head, box, self.arithmetic) if is_selection else head.model(box, order, self.arithmetic)
-            for head in self.heads
-        ]
-        for o, f in enumerate(models(self.function, box, 0 if is_selection else order)):
-            affine = linear(self._affine(o), box)
-            other, error = affine, affine_rounding(self.stage, o, box, self.arithmetic)
-            for average in averages:
-                if o in average:
-                    other, error = add(other, average[o][0]), error + average[o][1]
+        functions = models(self.function, box, 0 if kind == SELECTION else order)
+        if kind == SELECTION:
+            averages = [selected(head, box, self.arithmetic) for head in self.heads]
+            return self._apart(functions, averages, box, limit, by_places=True)
+        quick = [head.quick_model(box, order, self.arithmetic, limit) for head in self.heads]
+        if any(quick):
+            found = [
+                each or head.model(box, order, self.arithmetic) for each, head in zip(quick, self.heads, strict=True)
+            ]
+            apart = self._apart(functions, found, box, limit)
+            if apart <= limit:
+                return apart
+        return self._apart(functions, [head.model(box, order, self.arithmetic) for head in self.heads], box, limit)
+
+    def _apart(
+        self, functions: list[Model], averages: list[Models], box: Box, limit: arb, by_places: bool = False
+    ) -> arb:
+        """Return an upper bound on sup |f − network| over all outputs, by models of f and of the averages."""
+        errors = []
+        for o, f in enumerate(functions):
+            other, error = self._output(o, averages, box)
             found = difference(f, other, limit - error, box)
-            if is_selection and not found + error <= limit:
-                found = found.min(self._by_places(o, add(f.poly, affine, -1), box, limit - error))
+            if by_places and not found + error <= limit:
+                found = found.min(self._by_places(o, add(f.poly, linear(self._affine(o), box), -1), box, limit - error))
             errors.append(found + error)
         return most(errors)
+
+    def _output(self, o: int, averages: list[Models], box: Box) -> tuple[Poly, arb]:
+        """Return a polynomial and a bound on the distance of the computed output from it."""
+        other, error = linear(self._affine(o), box), affine_rounding(self.stage, o, box, self.arithmetic)
+        for average in averages:
+            if o in average:
+                other, error = add(other, average[o][0]), error + average[o][1]
+        return other, error
+
+    def differences(self, order: int, box: Box, limit: arb) -> list[tuple[Poly, arb]] | None:
+        """Return f − network for every output as a polynomial and a bound on the rest, or None if that is not quick."""
+        quick = [head.quick_model(box, order, self.arithmetic, limit) for head in self.heads]
+        averages = [each for each in quick if each is not None]
+        if len(averages) < len(self.heads):
+            return None
+        outputs = (self._output(o, averages, box) for o in range(len(self.stage.affine)))
+        functions = models(self.function, box, order)
+        return [(add(f.poly, other, -1), error) for f, (other, error) in zip(functions, outputs, strict=True)]
 
     def _affine(self, o: int) -> Row:
         """Return the row b, B of output o."""
@@ -141,9 +174,10 @@ def selected(head: Average, box: Box, arithmetic: Arithmetic) -> dict[int, tuple
         lead = minus(rows, row_of(rows, j))
         middles, swings = at(lead, box.centre), swing(lead, box.half)
         apart = (-_largest_mean(swings - middles, weights)).union(_largest_mean(middles + swings, weights))
-        sizes, shares = head.sizes(o, box), weights.each(arb(1).min)
-        rounding = arithmetic.summation(head.head, o, shares, sizes) + head.dropped[o]
-        found[o] = (add(linear(row_of(rows, j), box), {0: apart}), rounding)
+        rounding = arithmetic.at_most(head.head, o, at(head.largest.sizes[o], head.reach(box)))
+        if not rounding <= TINY * apart.rad():
+            rounding = arithmetic.summation(head.head, o, weights.each(arb(1).min), head.sizes(o, box))
+        found[o] = (add(linear(row_of(rows, j), box), {0: apart}), rounding + head.dropped[o])
     return found
 
 

@@ -321,7 +321,7 @@ def _score_errors(keys: Keys, head: Head, arithmetic: Arithmetic) -> tuple[arb, 
     moves = [is_moving and bool(head.query) for is_moving in keys.moving]
     middles = [arb(part[0]) if moved else arb(0) for part, moved in zip(head.parts, moves, strict=False)]
     box = Box([arb(0)] * len(reach), reach)
-    own = Average(head, keys.inputs).score_errors(box, arithmetic, middles)
+    own = Average.of(head, keys.inputs).score_errors(box, arithmetic, middles)
     of_query = [arithmetic.unit(head.n) * at(dense(query, keys.inputs), reach) for query in head.query]
     errors = itertools.zip_longest(of_query, moves, fillvalue=arb(0))
     return most(own), [error if moved else arb(0) for error, moved in errors]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Sequence
@@ -9,10 +10,11 @@ from dataclasses import dataclass, field
 
 from flint import arb, fmpq
 
-from attnc_checker.cells import SELECTION, Cell, Leaf
+from attnc_checker.cells import MAX_ORDERS, SELECTION, TAYLOR, Cell, Leaf
 from attnc_checker.claims import Claim, Rows
 from attnc_checker.deep.claims import StageClaim
 from attnc_checker.files import Refused, require
+from attnc_checker.jets import Poly, halves, largest
 from attnc_checker.leaves import Prover
 from attnc_checker.program import exact
 from attnc_checker.ranges import Box
@@ -25,6 +27,11 @@ PIECES = (16, 16, 64)
 pieces is a bound on the leaf. attnc's margins rely on these numbers."""
 FINE = 8
 """In d variables, far keys are left out in cells down to the level FINE/d. Finer cells would be too many to store."""
+
+LEVELS_UP = 2
+"""In one, two and more variables, leaves share models on the cells so many levels above."""
+MOST_FAILURES, MOST_LARGER = 3, 16
+"""Models are no longer shared after so many failures in a row. So many are kept at a time."""
 
 AT_ONCE = 16
 """The number of leaves that a process gets at a time, and the number per process. In the corpus a leaf takes 1 to 40
@@ -55,6 +62,7 @@ class Subject:
     prover: Prover
     points: Rows | None = None  # for each variable, the ends of the box and the knots between them; None: no knots
     narrowed: dict[Cell, Prover] = field(default_factory=dict)
+    larger: Larger = field(default_factory=lambda: Larger())
 
     def sides(self, cell: Cell) -> list[tuple[fmpq, fmpq]]:
         """Return the sides of a cell as exact rationals. The ends of the box and the knots are float64 numbers."""
@@ -68,6 +76,8 @@ class Subject:
     def near(self, cell: Cell) -> Prover:
         """Return the prover for parts of the cell. Keys that are far behind on it or on a larger cell are left out."""
         level, index = cell
+        if not self.prover.has_many_keys:
+            return self.prover
         above = (level - 1, tuple(i >> 1 for i in index))
         if level > FINE // len(index):
             return self.near(above)
@@ -83,17 +93,22 @@ class Subject:
         """Return a bound on |f − network| on the leaf. Raise Refused if it is above loose·bound."""
         if leaf.cell is None:
             name = f"the tail leaf beyond the core on side {leaf.order}"
-            return self.hold(name, bound, loose, lambda room: self._beyond(leaf.order))
+            return self.hold(lambda: name, bound, loose, lambda room: self._beyond(leaf.order))
+        if leaf.kind == TAYLOR and (found := self.larger.bound(self, leaf, leaf.cell, bound)) is not None:
+            return found
         pieces = PIECES[min(len(self.claim.ends), len(PIECES)) - 1]
         return self._prove_cell(leaf, leaf.cell, self.near(leaf.cell), pieces, bound, loose)
 
     def _prove_cell(self, leaf: Leaf, cell: Cell, prover: Prover, pieces: int, bound: float, loose: float) -> arb:
-        (level, index), box = cell, self.box(cell)
+        (level, index), sides = cell, self.sides(cell)
         is_cut = pieces >= 2 ** len(index)  # before more than the bound is accepted
-        places = zip(self.claim.variables, self.sides(cell), strict=True)
-        where = ", ".join(f"{name} ∈ [{float(lo):.6g}, {float(hi):.6g}]" for name, (lo, hi) in places)
-        name, allowed = f"the {leaf.kind} leaf {where}", 1 if is_cut else loose
-        refusals = []
+        box, allowed, refusals = Box.between(sides), 1 if is_cut else loose, []
+
+        def name() -> str:
+            places = zip(self.claim.variables, sides, strict=True)
+            where = ", ".join(f"{name} ∈ [{float(lo):.6g}, {float(hi):.6g}]" for name, (lo, hi) in places)
+            return f"the {leaf.kind} leaf {where}"
+
         for kind in dict.fromkeys((leaf.kind, SELECTION)):  # selection may do where a Taylor model has a steep head
             try:
                 return self.hold(name, bound, allowed, functools.partial(prover.error, kind, leaf.order, box))
@@ -114,7 +129,7 @@ class Subject:
         require(slope <= relative, f"rounding is {float(slope):.6g}·|x|, not {relative:.6g}·|x|", ArithmeticError)
         return constant
 
-    def hold(self, name: str, bound: float, loose: float, prove: Callable[[arb], arb]) -> arb:
+    def hold(self, name: Callable[[], str], bound: float, loose: float, prove: Callable[[arb], arb]) -> arb:
         """Return the bound that `prove` finds, or raise Refused if it is above loose·bound."""
         try:
             found = prove(bound - arb(self.claim.truncation)) + self.claim.truncation
@@ -123,7 +138,44 @@ class Subject:
             reason = f"the bound found here is {float(found):.6g}"
         except (ArithmeticError, ValueError) as error:
             reason = str(error)
-        raise Refused(f"{self.claim.title}{name} is not re-proved to {loose * bound:.6g}: {reason}")
+        raise Refused(f"{self.claim.title}{name()} is not re-proved to {loose * bound:.6g}: {reason}")
+
+
+class Larger:
+    """Models on larger cells, which several leaves share. A bound on a part of such a cell is a bound on the leaf."""
+
+    def __init__(self) -> None:
+        self.failures, self.known = 0, dict[Cell, list[tuple[Poly, arb]] | None]()
+
+    def bound(self, subject: Subject, leaf: Leaf, cell: Cell, bound: float) -> arb | None:
+        """Return a bound on |f − network| on the leaf, or None if there is none below the stated one."""
+        (level, index), d, up = cell, len(cell[1]), LEVELS_UP
+        if d > 1 or level < up or self.failures > MOST_FAILURES:
+            return None
+        above, truncation = (level - up, tuple(i >> up for i in index)), arb(subject.claim.truncation)
+        if above not in self.known:
+            if len(self.known) >= MOST_LARGER:
+                del self.known[next(iter(self.known))]
+            self.known[above] = None
+            order = min(leaf.order + 2 * up, MAX_ORDERS[min(d, len(MAX_ORDERS)) - 1])
+            with contextlib.suppress(ArithmeticError, ValueError, Refused):
+                box = subject.box(above)
+                self.known[above] = subject.near(above).differences(order, box, bound - truncation)
+        models, errors = self.known[above], list[arb]()
+        if models is None:
+            return None
+        for p, error in models:
+            for n in reversed(range(up)):
+                for i in range(d):
+                    p = halves(p, i, d)[index[i] >> n & 1]
+            errors.append(largest(p, bound - truncation - error, d) + error)
+        found = most(errors) + truncation
+        if found <= bound:
+            self.failures = 0
+            return found
+        self.known[above] = None
+        self.failures += 1
+        return None
 
 
 @dataclass(frozen=True)

@@ -92,6 +92,10 @@ class Box:
         return cls([arb((lo + hi) / 2) for lo, hi in sides], [arb((hi - lo) / 2) for lo, hi in sides])
 
     @property
+    def is_point(self) -> bool:
+        return all(r == 0 for r in self.half)
+
+    @property
     def sides(self) -> list[Range]:
         return [((c - r).lower(), (c + r).upper()) for c, r in zip(self.centre, self.half, strict=True)]
 
@@ -221,6 +225,9 @@ def _series(name: str, ball: arb, count: int) -> list[arb]:
     N, c = count + EXTRA_TERMS, ball.mid()
     if ball.is_finite() and ctx.cap > N:  # coefficients beyond it would be 0
         with contextlib.suppress(ValueError):  # a divisor that may be 0
+            if ball.is_exact():
+                near = SERIES[name](arb_series([c, 1], count))
+                return [near[n] for n in range(count)]
             wide, near = (SERIES[name](arb_series([x, 1], N + 1)) for x in (ball, c))
             moved = arb_poly([*(near[k] for k in range(N)), wide[N]])(arb_poly([ball - c, 1]))
             return [min(wide[n], moved[n], key=arb.rad) for n in range(count)]

@@ -30,8 +30,11 @@ class Table(Subject):
         ]
         cell = FINE, tuple(min(2**FINE - 1, int((share * 2**FINE).floor())) for share in shares)
         prover, box = replace(self.near(cell), function=constants(values)), Box([*map(arb, point)], [arb(0)] * d)
-        where = ", ".join(f"{name} = {x:.6g}" for name, x in zip(self.claim.variables, point, strict=True))
-        name = f"the row leaf {n}, {where},"
+
+        def name() -> str:
+            where = ", ".join(f"{name} = {x:.6g}" for name, x in zip(self.claim.variables, point, strict=True))
+            return f"the row leaf {n}, {where},"
+
         return float(self.hold(name, self.bounds[n], 1, lambda room: prover.error("taylor", 1, box, room)))
 
 

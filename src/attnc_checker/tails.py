@@ -124,7 +124,7 @@ def _along(form: Form, start: fmpq, side: int) -> list[Any]:
 
 def _weight_errors(head: Head, start: fmpq, side: int, arithmetic: Arithmetic) -> tuple[Vector, Vector]:
     """Return η and ε for all keys. On boxes around 0 the errors of scores are affine in the half-width of the box."""
-    average, middles = Average(head, [0]), [arb(0)] * len(head.parts)
+    average, middles = Average.of(head, [0]), [arb(0)] * len(head.parts)
     at_0, at_1 = (average.score_errors(Box([arb(0)], [arb(r)]), arithmetic, middles) for r in (0, 1))
     c, slopes = _along(head.scores, start, side)
     behind, falling = (Vector(arb(max(x) - each) for each in x) for x in (c, slopes))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
-from itertools import repeat, starmap
+from itertools import repeat
 from typing import Any
 
 from flint import arb
@@ -23,8 +23,10 @@ class Vector(tuple[Any, ...]):
         return Vector(map(rule, self))
 
     def _with(self, other: Any, rule: Callable[[Any, Any], Any]) -> Vector:
-        others = other if isinstance(other, Vector) else repeat(other, len(self))
-        return Vector(starmap(rule, zip(self, others, strict=True)))
+        if not isinstance(other, Vector):
+            return Vector(map(rule, self, repeat(other)))
+        assert len(other) == len(self)
+        return Vector(map(rule, self, other))
 
     def __add__(self, other: Any) -> Vector:
         return self._with(other, operator.add)
@@ -53,7 +55,8 @@ class Vector(tuple[Any, ...]):
         return self.each(abs)
 
     def __matmul__(self, other: Vector) -> arb:
-        return total(self * other)
+        assert len(other) == len(self)
+        return total(map(operator.mul, self, other))
 
 
 def total(terms: Iterable[Any]) -> Any:
@@ -68,12 +71,13 @@ def most(values: Iterable[arb]) -> arb:
 
 def at(row: Row, x: Sequence[arb]) -> Any:
     """Return row[0] + Σ_i row[i+1]·x_i."""
-    return row[0] + total(map(operator.mul, row[1:], x))
+    return sum(map(operator.mul, row[1:], x), row[0])
 
 
 def swing(row: Row, half: Sequence[arb]) -> Any:
     """Return Σ_i |row[i+1]|·half_i."""
-    return at((arb(0), *map(abs, row[1:])), half)
+    swings = [*map(operator.mul, map(abs, row[1:]), half)]
+    return reduce(operator.add, swings) if swings else arb(0)
 
 
 def minus(a: Row, b: Row) -> Row:

@@ -36,7 +36,7 @@ def random_head(rng: np.random.Generator, d: int, keys: int, steepness: float, m
 
 
 def made(head: Head, d: int = 1) -> Average:
-    return Average(head, range(d))
+    return Average.of(head, range(d))
 
 
 def exactly(terms: dict, x: list) -> Vector:

@@ -266,7 +266,7 @@ def test_the_key_that_stands_for_all_has_errors_of_at_least_their_size(tmp_path)
         (head,) = whole.stage().heads
         fixed = replace(head, query=tuple({} if moves else x for moves, x in zip(keys.moving, head.query, strict=True)))
         box = Box([arb(0)] * 2, reach)
-        errors = Average(fixed, whole.inputs).score_errors(box, arithmetic, [arb(0)] * len(head.parts))
+        errors = Average.of(fixed, whole.inputs).score_errors(box, arithmetic, [arb(0)] * len(head.parts))
         assert own >= most(errors) > own / 4
 
 

@@ -235,7 +235,10 @@ class _Enclosure:
         forms = [*stage.affine, *(form for head in stage.heads for form in (head.scores, *head.values.values()))]
         read = {key for form in forms for key in form.sizes}
         self.place, self.reads = place, [key for key in stage.inputs if key in read]
-        self.stage, self.heads = replace(stage, inputs=self.reads), [Average(head, self.reads) for head in stage.heads]
+        self.stage, self.heads = (
+            replace(stage, inputs=self.reads),
+            [Average.of(head, self.reads) for head in stage.heads],
+        )
         self.spreads, self.known = _spreads([head.scores for head in self.heads]), dict[Hashable, arb]()
 
     def __call__(self, balls: list[arb], arithmetic: Arithmetic) -> arb:

@@ -20,7 +20,8 @@ from attnc_checker.expressions import NAMED, Reader, Rules, Smooth, Step, evalua
 from attnc_checker.files import require
 from attnc_checker.ranges import coefficients
 
-Monomial = tuple[tuple[int, fmpq], ...]
+Exponent = fmpq | int
+Monomial = tuple[tuple[int, Exponent], ...]
 """(atom, exponent), sorted, no exponent 0."""
 Form = tuple[tuple[Monomial, fmpq], ...]
 """(monomial, coefficient), sorted, no coefficient 0."""
@@ -28,6 +29,7 @@ MOST, MAX_BITS = 4096, 2**16
 """Products of more terms are not multiplied out, and numbers of more bits are refused, to bound the time. The corpus
 has products of up to 38 terms, and numbers of up to 1,694 bits."""
 S = TypeVar("S", Monomial, int)
+E = TypeVar("E", fmpq, Exponent)
 NAN = arb("nan")
 IMAGINARY = 0
 """The number of the atom i."""
@@ -44,7 +46,7 @@ def _bits(q: fmpq) -> int:
     return max(int(q.p).bit_length(), int(q.q).bit_length())
 
 
-def _sorted(terms: dict[S, fmpq]) -> tuple[tuple[S, fmpq], ...]:
+def _sorted(terms: dict[S, E]) -> tuple[tuple[S, E], ...]:
     return tuple(sorted((key, x) for key, x in terms.items() if x != 0))
 
 
@@ -56,11 +58,11 @@ class Forms(Rules[Form]):
         self.atoms: dict[Hashable, int] = {"i": IMAGINARY}
         self.values: dict[int, arb] = {}  # the values of constant atoms
 
-    def atom(self, key: Hashable, exponent: fmpq | int = 1, value: arb = NAN) -> Form:
+    def atom(self, key: Hashable, exponent: Exponent = 1, value: arb = NAN) -> Form:
         number = self.atoms.setdefault(key, len(self.atoms))
         if value.is_finite():
             self.values[number] = value
-        return ((((number, fmpq(exponent)),), fmpq(1)),)
+        return ((((number, exponent),), fmpq(1)),)
 
     def constant(self, x: fmpq | arb) -> Form:
         assert isinstance(x, fmpq)  # π and e are atoms (`named`)
@@ -90,16 +92,16 @@ class Forms(Rules[Form]):
             for right, y in b:
                 exponents = dict(left)
                 for atom, exponent in right:
-                    exponents[atom] = exponents.get(atom, fmpq(0)) + exponent
+                    exponents[atom] = exponents.get(atom, 0) + exponent
                 monomial, sign = self._monomial(exponents)
                 product = terms[monomial] = terms.get(monomial, fmpq(0)) + sign * x * y
                 require(_bits(product) <= MAX_BITS, "the numbers of the expression grow too large")
         return _sorted(terms)
 
-    def _monomial(self, exponents: dict[int, fmpq]) -> tuple[Monomial, int]:
+    def _monomial(self, exponents: dict[int, Exponent]) -> tuple[Monomial, int]:
         """Return the monomial and its sign, with i² = −1."""
-        turns = int(exponents.pop(IMAGINARY, fmpq(0)).p) % 4
-        return _sorted(exponents | {IMAGINARY: fmpq(turns % 2)}), 1 - 2 * (turns // 2)
+        turns = int(exponents.pop(IMAGINARY, 0)) % 4
+        return _sorted(exponents | {IMAGINARY: turns % 2}), 1 - 2 * (turns // 2)
 
     def whole(self, a: Form, n: int) -> Form:
         """Return a^n. A sum becomes one atom, up to its scale."""
@@ -141,7 +143,7 @@ class Forms(Rules[Form]):
         """Return the value of a constant form, or nan for others."""
         return sum((self._product(monomial, x) for monomial, x in a), arb(0))
 
-    def _product(self, monomial: Iterable[tuple[int, fmpq]], x: fmpq) -> arb:
+    def _product(self, monomial: Iterable[tuple[int, Exponent]], x: fmpq) -> arb:
         return math.prod((self.values.get(atom, NAN) ** arb(exponent) for atom, exponent in monomial), start=arb(x))
 
     def linear(self, a: Form, d: int) -> list[arb] | None:

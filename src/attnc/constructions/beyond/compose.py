@@ -492,11 +492,11 @@ have the smaller error, they take fewer keys for errors from 1e-3 to 1e-7, and e
 MOST_GRADED = 28
 """Largest number of graded keys whose slopes are fitted. A fit of 28 keys takes up to 0.3 s."""
 LEAST_HOPELESS, FALLING, OUT_OF_SIGHT = 19, 0.1, 2.0
-"""A search ends early with this number of keys or more, if the error is below this share of max |f|, and if the error exceeds δ by this factor when it is
-extrapolated to the most keys."""
+"""A search ends early with this number of keys or more, if the error is below this share of max |f|, and if the error
+exceeds δ by this factor when it is extrapolated to the most keys."""
 LEAST_LIMIT = 2.0
-"""Least limit on |values|/max|f| of keys with fitted offsets. Measured near the limit of rounding in float32, with three
-expressions: 1.5 takes up to a quarter more keys, and 2.5 gives up to 25 % larger best bounds."""
+"""Least limit on |values|/max|f| of keys with fitted offsets. Measured near the limit of rounding in float32, with
+three expressions: 1.5 takes up to a quarter more keys, and 2.5 gives up to 25 % larger best bounds."""
 SIMILAR = 1.5
 """Largest ratio of limits on values, and of errors asked for, at which a fit is not repeated."""
 CLOSE_SHARE = 0.05

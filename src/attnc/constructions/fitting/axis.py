@@ -163,7 +163,7 @@ class Sections:
     def growth(self, values: Float[np.ndarray, "p others"]) -> float:
         """Return the largest value in units of its limit."""
         if isinstance(self.limits, float):
-            return float(np.abs(values).max()) / self.limits
+            return float(np.abs(values).max() / np.float64(self.limits))  # NaN for a function that is 0
         return float((np.abs(values).max(axis=0) / self.limits).max())
 
 
