@@ -219,7 +219,8 @@ def output_groups(stage: ProgramStage) -> tuple[OutputGroup, ...]:
     sizes = stage.folded(SizeForm)  # an entry that cancels in the outputs is still read
     read = sizes.read.entries.where(sizes.read.entries.column < sizes.read.num_variables)
     by_output = np.split(read.column // sizes.width, np.searchsorted(read.row, np.arange(1, sizes.num_outputs)))
-    queries = [tuple(np.unique(found).tolist()) for found in by_output]
+    # np.split returns one part even if there are no outputs.
+    queries = [tuple(np.unique(found).tolist()) for found in by_output[: sizes.num_outputs]]
     by_queries: dict[tuple[int, ...], list[int]] = {key: [] for key in sorted({*queries} - {()})} or {(): []}
     first = next(iter(by_queries))
     for output, key in enumerate(queries):
