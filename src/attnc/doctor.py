@@ -123,9 +123,8 @@ class Engine:
     """The parts of an engine that are measured.
 
     `weights` maps rows of scores, whose first and largest is 0, to weights, up to a factor for every row. `operate`
-    maps the name of an operation, one of `operations`, and two arrays to its result. `average` runs a program. Scores
-    below `least` are raised to it. If `may_flush`, subnormal numbers may be taken for zero: certificates bound that too
-    (`proofs.rounding.program`).
+    maps the name of an operation, one of `operations`, and two arrays to its result. `average` runs a program. If
+    `may_flush`, subnormal numbers may be taken for zero: certificates bound that too (`proofs.rounding.program`).
     """
 
     name: str
@@ -135,7 +134,6 @@ class Engine:
     operate: Callable[[str, Array, Array], Array]
     operations: tuple[str, ...] = ("add", "multiply", "divide", "matmul")
     average: Callable[[Program, Sequence[Array]], Array] | None = None
-    least: float = -math.inf
     may_flush: bool = False
 
 
@@ -204,7 +202,7 @@ class Rows:
         ratios = found / found[:, :1]
         ulp = np.spacing(self.value.astype(self.dtype)).astype(np.float64)
         errors = np.abs((ratios - self.value) - self.rest) / ulp
-        floor = max(NEGLIGIBLE[self.dtype], engine.least)
+        floor = NEGLIGIBLE[self.dtype]
         below = np.where((ratios >= 0) & (ratios <= math.exp(floor) * (1 + 1e-6)), 0.0, np.inf)
         errors = np.where(self.scores > floor, errors, below)
         errors = np.where(np.isnan(errors), np.inf, errors)
@@ -412,18 +410,23 @@ def _numpy() -> Engine:
 
 
 def _numba() -> Engine:
-    """Return the compiled loops of grids, which compute in float64."""
-    from attnc.engines import grid_numba
-    from attnc.engines.grid_axis import LEAST_EXPONENT
+    """Return the compiled loops. All of them use one exponential."""
+    from attnc.engines import exponential_numba, grid_numba
+
+    def weights(scores: Array) -> Array:
+        flat = np.maximum(scores, NEGLIGIBLE[str(scores.dtype)]).ravel()
+        found = np.empty_like(flat)
+        exponential_numba.exponentials(flat, found)
+        return found.reshape(scores.shape)
 
     return Engine(
         "numba",
         version("numba"),
-        ("float64",),
-        grid_numba.weights_of_scores,
+        tuple(UNIT_ROUNDOFF),
+        weights,
         lambda name, a, b: grid_numba.product_of_weights(a, b),
         ("multiply",),
-        least=LEAST_EXPONENT,
+        average=lambda program, inputs: NumpyEngine(program)(*inputs, is_compiled=True),
     )
 
 

@@ -238,21 +238,6 @@ def _average_groups(
 _locate, _sort, _average = kept(_locate_points), kept(_sort_groups), kept(_average_groups)
 
 
-def weights_of_scores(scores: Float[np.ndarray, "rows n"]) -> Float[np.ndarray, "rows n"]:
-    """Return the weights of rows of scores, whose first is 0, by the compiled exponentials: for `attnc doctor`."""
-    slopes, none = np.array([[0.0, 1.0]]), np.zeros((1, 2))
-    counts = [np.array([number], np.uint64) for number in (2, 1, 1, 0)]
-    axes = _Axes._make([*counts, np.zeros((1, 1), np.uint64), slopes, none, np.zeros((1, 0)), LEAST_EXPONENT])
-    flat, found, zero = np.minimum(scores, 0.0).ravel(), np.empty(scores.size), np.uint64(0)
-    weights, sums, t = np.empty((2, POINTS_PER_TILE)), np.empty(POINTS_PER_TILE), np.zeros((1, POINTS_PER_TILE))
-    for start in range(0, len(flat), POINTS_PER_TILE):
-        tile = flat[start : start + POINTS_PER_TILE]
-        t[0, : len(tile)] = tile
-        _exponentials(axes, zero, zero, t, np.uint64(POINTS_PER_TILE), weights, sums)
-        found[start : start + len(tile)] = weights[1, : len(tile)]
-    return found.reshape(scores.shape)
-
-
 def product_of_weights(a: Float[np.ndarray, "1 n"], b: Float[np.ndarray, "1 n"]) -> Float[np.ndarray, "1 n"]:
     """Return a·b entry by entry, by the compiled products of weights: for `attnc doctor`."""
     one, rows = np.uint64(1), a.copy()
