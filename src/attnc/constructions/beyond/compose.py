@@ -475,13 +475,13 @@ def sample_interval(lo: float, hi: float, count: int = 2001) -> Float[np.ndarray
     return np.clip(np.concatenate([np.linspace(lo, hi, count), lo + edge, hi - edge]), lo, hi)
 
 
-MANY_ANCHORS = 48
+MANY_ANCHORS = 72
 """Largest number of keys before other kinds of keys are tried. At kinks, and for √t at 0 to 1e-6, hundreds of evenly
-spaced keys are needed. A fit of 48 keys takes 0.1 s."""
+spaced keys are needed."""
 FEW_ANCHORS = 8
 """Up to this number of keys no others are tried for a function with a kink, since they are hardly fewer and take long
 to find."""
-NUMBERS_OF_KEYS = (6, 9, 13, 19, 28, MANY_ANCHORS)
+NUMBERS_OF_KEYS = (6, 9, 13, 19, 28, 48, MANY_ANCHORS)
 """Numbers of keys that are tried in turn, each about 1.5 times the one before."""
 EVEN_KEYS = 1.25
 """Largest ratio of the keys with equally spaced slopes to graded ones. An engine can evaluate all equally spaced keys
@@ -491,12 +491,14 @@ GRADED_TRIAL = 9
 have the smaller error, they take fewer keys for errors from 1e-3 to 1e-7, and elsewhere rarely more than one fewer."""
 MOST_GRADED = 28
 """Largest number of graded keys whose slopes are fitted. A fit of 28 keys takes up to 0.3 s."""
-LEAST_HOPELESS, FALLING, OUT_OF_SIGHT = 19, 0.1, 2.0
-"""A search ends early with this number of keys or more, if the error is below this share of max |f|, and if the error
-exceeds δ by this factor when it is extrapolated to the most keys."""
+FALLING = 0.1
+"""An error above this share of max |f| does not show how errors fall with the number of keys."""
+LEAST_HOPELESS, SLOW, OUT_OF_SIGHT = 19, 4.0, 2.0
+"""A search ends early with this number of keys or more, if the error falls more slowly than this power of the keys, and
+if it exceeds δ by this factor when it is extrapolated to the most keys. At kinks the power is 1 or 2."""
 LEAST_LIMIT = 2.0
-"""Least limit on |values|/max|f| of keys with fitted offsets. Measured near the limit of rounding in float32, with
-three expressions: 1.5 takes up to a quarter more keys, and 2.5 gives up to 25 % larger best bounds."""
+"""Least limit on |values|/max|f| of keys with fitted offsets. Measured near the limit of rounding in float32, in three
+expressions: 1.5 takes up to a quarter more keys, and 2.5 gives up to 25 % larger best bounds."""
 SIMILAR = 1.5
 """Largest ratio of limits on values, and of errors asked for, at which a fit is not repeated."""
 CLOSE_SHARE = 0.05
@@ -633,7 +635,7 @@ class HeadsOf:
             if high < LEAST_HOPELESS or before > FALLING * self._points[2]:
                 return False
             rate = math.log(before / last) / math.log(high / low)
-            return last * (high / sizes[-1]) ** rate > OUT_OF_SIGHT * delta
+            return rate < SLOW and last * (high / sizes[-1]) ** rate > OUT_OF_SIGHT * delta
 
         return fewest(sizes, lambda p, before: self._quotient(delta, p, is_even), delta, gives_up=gives_up).met
 
@@ -660,7 +662,8 @@ class HeadsOf:
         size = self._points[2]
         f = unit_function(lambda x: self.f(x) / size, self.lo, self.hi)
         even = even_scores(f, GRADED_TRIAL, 0.0, MAX_VALUE)
-        return not even or graded_scores(f, GRADED_TRIAL, 0.0, MAX_VALUE)[0].error < even[0].error
+        graded = graded_scores(f, GRADED_TRIAL, 0.0, MAX_VALUE)
+        return graded[0].error < min([FALLING, *(scores.error for scores in even)])
 
     def _many(self, delta: float) -> PartFit | None:
         """Return the fewest equally spaced anchors, if MAX_P are enough."""

@@ -32,6 +32,8 @@ from attnc.numerics.arrays import Float
 from attnc.numerics.limits import check_time, spend
 
 # The constants were measured with 49 fits of 14 functions to 1e-3 … 1e-9. Together they take 641 keys; lattices 943.
+MOST_MOVED = 48
+"""Largest number of keys whose scores are moved. A fit of 48 keys takes 0.1 s."""
 MAX_STEPS = 80
 """Maximum number of steps. With 30 the 49 fits take 690 keys instead of 641, in three quarters of the time."""
 IDLE_STEPS, IDLE_RATIO = 6, 0.9
@@ -82,6 +84,7 @@ class Scores:
     error: float
     end: float = 0.0  # the end of [−1, 1] towards which keys are denser: −1 or 1, and 0 for a lattice
     grade: float = 1.0  # the ratio of the largest to the least gap between keys
+    values: Float[np.ndarray, "p 1"] | None = None  # those of a lattice, before it is moved
 
 
 def even_scores(f: Function, p: int, goal: float, limit: float) -> list[Scores]:
@@ -94,8 +97,9 @@ def even_scores(f: Function, p: int, goal: float, limit: float) -> list[Scores]:
     if found is None:
         return []
     L, c = found.lattice.anchors, found.lattice.c
-    slopes = c * found.lattice.spacings * L
-    return [Scores(slopes, -c * L**2, slopes[:, None], _nodes(NODES_PER_KEY * p + SPARE_NODES), found.error)]
+    slopes, points = c * found.lattice.spacings * L, _nodes(NODES_PER_KEY * p + SPARE_NODES)
+    values = found.solve(sections(found.nodes()))
+    return [Scores(slopes, -c * L**2, slopes[:, None], points, found.error, values=values)]
 
 
 def graded_scores(f: Function, p: int, goal: float, limit: float) -> list[Scores]:
@@ -136,7 +140,7 @@ def quotient(
     on_unit = unit_function(f, lo, hi)
     found: PartFit | None = None
     for scores in (even_scores if is_even else graded_scores)(on_unit, p, goal, limit)[:MAX_STARTS]:
-        if p > 1 and goal < scores.error <= OUT_OF_REACH * goal:
+        if 1 < p <= MOST_MOVED and goal < scores.error <= OUT_OF_REACH * goal:
             scores = _Projection(on_unit, scores, goal, limit).moved()
         fit = _solved(f, lo, hi, scores, goal, limit, dtype)
         found = fit if found is None or fit.error < found.error else found
@@ -163,6 +167,9 @@ def _solved(f: Function, lo: float, hi: float, found: Scores, goal: float, limit
     keys = SoftHead.of_one_variable(stored(slopes, dtype), stored(offsets, dtype), np.zeros(p))
     weights = keys.weights((scale * x + shift)[:, None])
     values, error = fit_values(weights, f(x)[:, None], np.array([limit]), LAWSON_PASSES, ENOUGH * goal)
+    if found.values is not None:
+        before = float(np.abs(weights @ found.values - f(x)[:, None]).max())
+        values, error = (found.values, before) if before < error else (values, error)
     return PartFit(replace(keys, values=values), error, scale, shift)
 
 
@@ -247,4 +254,4 @@ class _Projection:
                 break
             self.state, (slopes, offsets), damping = state, new, damping / LESS_DAMPING
             self._lower_ridge(slopes, offsets)
-        return replace(self.start, slopes=slopes, offsets=offsets)
+        return replace(self.start, slopes=slopes, offsets=offsets, values=None)
