@@ -31,7 +31,7 @@ from attnc.exports.tensors import encode
 from attnc.ir.layers import Affine, Softmax
 from attnc.ir.program import Program
 from attnc.ir.sparse import Sparse
-from attnc.proofs.cells.branching import MOST_CELLS
+from attnc.proofs.cells.branching import MOST_PROOF_CELLS
 from ir.random_programs import programs
 
 CONFIG: dict[str, Any] = {"variables": ["x", "β"], "expression": "sin(x)", "eps": 1e-6, "none": None}
@@ -522,6 +522,6 @@ def test_what_is_a_saved_network(tmp_path: Path) -> None:
 def test_the_longest_proof_by_leaves_can_be_saved(tmp_path: Path) -> None:
     """The kink cancels on a line, and no leaf across it is small: the proof takes as many cells as it may."""
     network = attnc.compile("max(x,y)+min(x,y)-x-y", [(-1, 2)] * 2, 1e-3, construction="spectral_grid")
-    assert network.certificate.num_leaves > MOST_CELLS / 2
+    assert network.certificate.num_leaves > MOST_PROOF_CELLS / 2
     network.save(tmp_path / "net")
     assert attnc.load(tmp_path / "net").certificate.bound == network.certificate.bound <= 1e-3

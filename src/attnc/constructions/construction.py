@@ -21,7 +21,7 @@ from attnc.ir.program import Program
 from attnc.ir.shapes import key_counts
 from attnc.numerics.limits import check_time
 from attnc.numerics.rounding import UNIT_ROUNDOFF
-from attnc.proofs.cells.branching import MOST_CELLS
+from attnc.proofs.cells.branching import MOST_PROOF_CELLS
 from attnc.proofs.leaves_prover import MAX_VARIABLES
 from attnc.proofs.observed import sample_points
 from attnc.targets.box import Box
@@ -184,7 +184,7 @@ class Request:
         In two variables, a proof from a Lipschitz constant with 65,536 leaves took 2.6 s.
         """
         most = self.for_largest_error(target.box).eps_or_any
-        return target.given is None or _cells_to_prove(target, most) <= MOST_CELLS
+        return target.given is None or _cells_to_prove(target, most) <= MOST_PROOF_CELLS
 
     def report(self, doing: str, fraction: float) -> None:
         """Call `progress`, if there is one; raise OutOfTime if the time is over."""

@@ -43,7 +43,7 @@ PROVING = "proving"
 """The name of a proof in progress reports and in the message that the time ran out."""
 
 
-MOST_CELLS = 100_000
+MOST_PROOF_CELLS = 100_000
 """Largest number of cells of a proof by default. All of them may become leaves: some 10 MB of JSON, and about a minute
 of the checker. The largest proof of the corpus has 4,250 leaves."""
 
@@ -55,7 +55,7 @@ class Budget:
     Its time is that of the block around it (`numerics.limits`).
     """
 
-    cells: int = MOST_CELLS
+    cells: int = MOST_PROOF_CELLS
     progress: Callable[[str, float], None] | None = None
 
     def report(self, part: float) -> None:
@@ -199,19 +199,17 @@ def branch_and_bound(
     tolerance: float = 0.03,
     floor: float = 0.0,
     goal: float = 0.0,
-    near: float = 1.0,
     start_level: int = 0,
     budget: Budget | None = None,
 ) -> Covering:
     """Prove a bound of |f − network| over the box, at most (1 + tolerance) times the largest error, plus `floor`.
 
-    `observed` is an error that was seen. Larger ones may be seen on the way. No bound below `goal` is sought. A cell
-    with a bound of at most `near` times the goal is halved without a trial of further kinds. When time or cells run
-    out, the covering found so far is returned with complete=False. Its bound holds nevertheless.
+    `observed` is an error that was seen. Larger ones may be seen on the way. No bound below `goal` is sought. When
+    time or cells run out, the covering found so far is returned with complete=False. Its bound holds nevertheless.
     OutOfTime is raised if the time on the wall is over before the first cells were examined.
     """
     budget = budget or Budget()
-    search = _Branching(kinds, box, observed, 1 + tolerance, floor, goal, near)
+    search = _Branching(kinds, box, observed, 1 + tolerance, floor, goal)
     pending, first = deque[CellBounds](), cells(box.d, start_level)
     while len(first):
         size = search.batch
@@ -290,7 +288,6 @@ class _Branching:
     growth: float
     floor: float
     wanted: float
-    near: float
     leaves: list[CellBounds] = field(default_factory=list)
     examined: int = 0
     batch: int = FIRST_BATCH
@@ -309,7 +306,7 @@ class _Branching:
         """Make leaves of the cells that meet the goal, and return the others. `uncut` has the bounds of the parents."""
         self.examined += len(index)
         before = counted_seconds()
-        goal, enough = Goal(self.goal, self.growth), np.maximum(FALLING * np.asarray(uncut), self.near * self.goal)
+        goal, enough = Goal(self.goal, self.growth), FALLING * np.asarray(uncut)
         known, self.seen = best_of(self.kinds, self.box, level, index, goal, self.seen, enough)
         self.batch = next_batch(self.batch, before)
         self.is_anything_bounded |= bool(np.isfinite(known.upper).any())
