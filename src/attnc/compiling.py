@@ -239,7 +239,7 @@ def _refined(build: Callable[[], Built], target: Target, request: Request) -> _A
 
 @dataclass(frozen=True)
 class _Asked:
-    """The eps of a retry, or its build from the proved errors of the heads."""
+    """The eps of a retry, or its build from the proved errors."""
 
     eps: float
     again: Callable[[], Built] | None
@@ -251,9 +251,13 @@ class _Asked:
 
 
 def _is_useless(failed: Sequence[_Attempt]) -> bool:
-    """Whether the last attempt was hardly better than the earlier ones, or cannot be finer."""
+    """Whether the last attempt was hardly better than the earlier ones, or cannot be finer.
+
+    A build from proved errors, which is every other attempt, is not judged before the next eps was tried.
+    """
     *earlier, last = failed
-    is_new = bool(earlier) and last not in earlier
+    is_from_errors = failed[0].again is not None and len(failed) % 2 == 0
+    is_new = bool(earlier) and last not in earlier and not is_from_errors
     is_better = not is_new or last.error < WORTHWHILE * min(each.error for each in earlier)
     return not (is_better and last.can_be_finer)
 
@@ -286,11 +290,11 @@ class _Attempt:
 
     @property
     def again(self) -> Callable[[], Built] | None:
-        """The build that uses the proved errors of the heads, if the construction has one."""
+        """The build that uses the proved errors, if the construction has one."""
         proved = self.network.certificate.by_heads
         if self.built.again is None or proved is None:
             return None
-        return functools.partial(self.built.again, {head.channel: head.bound for head in proved.heads})
+        return functools.partial(self.built.again, {head.channel: head.bound for head in proved.heads}, self.error)
 
     @property
     def room(self) -> float:

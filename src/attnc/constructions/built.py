@@ -57,8 +57,9 @@ class Built:
     worst_box: dict[str, tuple[float, float]] | None = None
     parameters: tuple[tuple[str, float | int | str], ...] = ()
     derivation: Derivation | None = None  # for a deep program: the function that every head computes
-    again: Callable[[Mapping[str, float]], Built] | None = None
-    """Builds the network again from the proved errors of its heads, {channel that the head writes: error}."""
+    again: Callable[[Mapping[str, float], float], Built] | None = None
+    """Builds the network again from the proved errors of its heads, {channel that the head writes: error}, and of the
+    whole network."""
     observed: float | None = None
 
 

@@ -142,9 +142,9 @@ def test_a_composition_that_is_built_again_does_not_change() -> None:
     built = compose(target, eps=3e-4, dtype="float32")
     assert built.again is not None
     assert built.derivation is not None
-    larger = built.again(dict.fromkeys(built.derivation.heads, 1e-3))
+    larger = built.again(dict.fromkeys(built.derivation.heads, 1e-3), 1e-3)
     assert larger.program.num_anchors > built.program.num_anchors
-    assert built.again({}).program.num_anchors == built.program.num_anchors
+    assert built.again({}, 0.0).program.num_anchors == built.program.num_anchors
 
 
 def heads_of(text: str, lo: float, hi: float, dtype: str = "float64") -> HeadsOf:

@@ -168,13 +168,14 @@ class Composition:
         ledger = self.ledger
         program, derivation = build_parts(ledger.target, ledger.outputs, ledger.factors, self.fits, dtype)
 
-        def again(proved: Mapping[str, float]) -> Built:
+        def again(proved: Mapping[str, float], bound: float) -> Built:
             excess: dict[int, float] = {}
             for channel, error in proved.items():
                 part = derivation.heads[channel].part
                 key = id(ledger.factors[id(part)][0]) if isinstance(part, Multiply) else id(part)
                 excess[key] = min(MOST_EXCESS, max(1.0, error / max(self.fits[key].error, 1e-300)))
-            return ledger.composed(None, excess).build(dtype)
+            expected = ledger.total(self.fits, ledger.deltas(self.fits, excess))
+            return ledger.composed(None, excess, min(1.0, expected / max(bound, 1e-300))).build(dtype)
 
         parameters = (("composed error", self.error),)
         return Built(program, NAME, None, None, parameters, derivation, again, observed=self.error)
@@ -218,19 +219,20 @@ class Ledger:
         self._slopes: dict[tuple[int, Node, float], float] = {}
         ranges.require_bounded(self.order)
 
-    def composed(self, progress: Progress | None, excess: Mapping[int, float]) -> Composition:
-        """Return fits with few keys whose errors on samples add up to at most COMPOSED_SHARE·eps.
+    def composed(self, progress: Progress | None, excess: Mapping[int, float], share: float = 1.0) -> Composition:
+        """Return fits with few keys whose errors on samples add up to at most share·COMPOSED_SHARE·eps.
 
-        `excess` is the factor by which the proved error of a head exceeds its error on samples.
+        `excess` is the factor by which the proved error of a head exceeds its error on samples. `share` is less than 1
+        if a proof adds up the errors of heads less sharply than this ledger.
         """
-        within = COMPOSED_SHARE * self.eps
+        within = share * COMPOSED_SHARE * self.eps
 
         def attempt(goal: float, failed: Sequence[Composition]) -> Composition:
             check_time(COMPOSING)
             if progress is not None:
                 progress(COMPOSING, len(failed) / MAX_SHARINGS)
             fits = self.fit(goal, excess)
-            return Composition(self, fits, self.total(fits, self._deltas(fits, excess)))
+            return Composition(self, fits, self.total(fits, self.deltas(fits, excess)))
 
         def less(goal: float, last: Composition) -> float:
             return goal * (0.7 * within / last.error if math.isfinite(last.error) else 0.1)
@@ -273,7 +275,7 @@ class Ledger:
             for _, key, less in sorted(smaller, key=lambda each: each[0]):
                 fits, new = {**found.fits, key: less}, {**deltas, key: expected(key, less)}
                 if self.total(fits, new) <= within:
-                    deltas, found = new, Composition(self, fits, self.total(fits, self._deltas(fits, excess)))
+                    deltas, found = new, Composition(self, fits, self.total(fits, self.deltas(fits, excess)))
                     break
             else:
                 return found
@@ -334,7 +336,7 @@ class Ledger:
         return max(errors[id(part)] for part in self.outputs)
 
     @staticmethod
-    def _deltas(fits: Mapping[int, PartFit], excess: Mapping[int, float]) -> dict[int, float]:
+    def deltas(fits: Mapping[int, PartFit], excess: Mapping[int, float]) -> dict[int, float]:
         """Return the errors of the fits on samples, times `excess`."""
         return {key: fit.error * excess.get(key, 1.0) for key, fit in fits.items()}
 
