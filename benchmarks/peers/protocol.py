@@ -119,12 +119,13 @@ def smallest(
     sizes: Sequence[int],
     fit: Callable[[int], tuple[Evaluate, int]],
     threads: int = 1,
+    num_fitted: int = NUM_FITTED,
 ) -> Iterator[Fitted]:
     """Fit with growing sizes. Yield the first that meets each accuracy, and at the end the best if it met none.
 
     Stop when the time is over, or STALLED sizes in a row have not lowered the error.
     """
-    points = target.sample(NUM_FITTED, seed=1)
+    points = target.sample(num_fitted, seed=1)
     wanted, open_accuracies = target(points), sorted(job.accuracies, reverse=True)
     end, best, stalled = time.perf_counter() + job.search_seconds, None, 0
     lowest = np.inf

@@ -26,6 +26,8 @@ SIZES = [16 * 2**k for k in range(9)]
 BLOCKS = (64, 256, 1024)
 """Points of a block, which torchwright takes as the tokens of one sequence: the fastest is used."""
 WIDTH, HEAD_WIDTH = 64, 16
+FEW = 2048
+"""Points at which a size is chosen: it takes about 20 µs per point, so that more would use up the time."""
 
 Piece = Callable[[Node, Callable[[np.ndarray], np.ndarray], float, float], Node]
 
@@ -84,7 +86,8 @@ def fit(job: Job, target: Function) -> Iterator[Fitted]:
         layers = [part for layer in module.net.layers for part in (layer.attn.attn, layer.mlp)]
         return lambda points: evaluate(points, block), sum(map(non_zeros, layers))
 
-    yield from smallest("torchwright", job, target, SIZES, compiled, torch.get_num_threads())
+    threads = torch.get_num_threads()
+    yield from smallest("torchwright", job, target, SIZES, compiled, threads, num_fitted=FEW)
 
 
 def fastest(evaluate: Callable[[np.ndarray, int], np.ndarray], points: np.ndarray) -> int:
