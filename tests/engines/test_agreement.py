@@ -210,9 +210,15 @@ from ir.random_programs import lookup_program
 engine, num_points = sys.argv[1], int(sys.argv[2])
 anchors, points = np.linspace(-3, 3, 1_000_000), np.random.default_rng(0).uniform(-2, 2, (num_points, 1))
 program = lookup_program(anchors, np.sin(anchors), 1e3)
-if engine == "numpy":
+if engine in ("numpy", "compiled"):
     from attnc.engines.numpy_engine import NumpyEngine
-    out = NumpyEngine(program)(points)
+    out = NumpyEngine(program)(points, is_compiled=engine == "compiled")
+elif engine.startswith("jax"):
+    import jax
+    from attnc.engines.jax_engine import to_jax
+    jax.config.update("jax_enable_x64", True)
+    function = to_jax(program)
+    out = np.asarray(function(points))
 else:
     import torch
     from attnc.engines.torch_engine import to_torch
@@ -223,6 +229,9 @@ error = np.abs(out - np.exp(-1 / 4e3) * np.sin(points[:, 0])).max()
 if engine == "gradient":
     found.sum().backward()
     error = max(error, np.abs(x.grad.numpy() - np.exp(-1 / 4e3) * np.cos(points)).max())
+if engine == "jax gradient":
+    found = np.asarray(jax.grad(lambda x: function(x).sum())(points))
+    error = max(error, np.abs(found - np.exp(-1 / 4e3) * np.cos(points)).max())
 # The high-water mark of this address space; ru_maxrss would also count the process that started it.
 peak = next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmHWM"))
 print(json.dumps({"peak": peak, "error": float(error)}))
@@ -234,8 +243,11 @@ print(json.dumps({"peak": peak, "error": float(error)}))
     ("engine", "num_points", "allowed"),
     [
         ("numpy", 1000, 1e-10),
+        ("compiled", 1000, 1e-10),
         ("torch", 60, 1e-8),
         ("gradient", 60, 1e-8),
+        ("jax", 60, 1e-8),
+        ("jax gradient", 60, 1e-8),
         pytest.param("torch", 1000, 1e-8, marks=pytest.mark.slow),
         pytest.param("gradient", 1000, 1e-8, marks=pytest.mark.slow),
     ],
@@ -243,7 +255,7 @@ print(json.dumps({"peak": peak, "error": float(error)}))
 def test_a_million_anchors_fit_in_a_gibibyte(engine, num_points, allowed):
     """Against the exact Gaussian mean of sin; whole, scores and weights of 60 points would be 960 MB."""
     if engine != "numpy":
-        pytest.importorskip("torch")
+        pytest.importorskip({"compiled": "numba", "jax": "jax", "jax gradient": "jax"}.get(engine, "torch"))
     command = [sys.executable, "-c", MILLION, engine, str(num_points)]
     path = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=path)
