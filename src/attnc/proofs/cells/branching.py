@@ -35,10 +35,6 @@ CELL_SECONDS = 5e-6  # counted for a cell, apart from its keys and its function
 HOPELESS = 2048
 """After this number of cells without a finite bound the search ends: numbers overflow or underflow. Measured: every
 case of the corpus has a finite bound within 256 cells."""
-FALLING = 2.0**-3
-"""A cell whose bound is at most this part of that of its parent is halved without a trial of further kinds. Taylor
-bounds of order m fall by 2^(m+1) at a halving. Measured on the corpus: two proofs have other leaves, with equal
-bounds."""
 PROVING = "proving"
 """The name of a proof in progress reports and in the message that the time ran out."""
 
@@ -232,7 +228,7 @@ def branch_and_bound(
         if is_spent or level >= MAX_LEVEL:
             return search.proof([parents, *pending], complete=False)
         try:
-            found = search.examine(level + 1, children(parents.index), np.repeat(parents.upper.max(axis=1), 1 << box.d))
+            found = search.examine(level + 1, children(parents.index))
         except OutOfTime:
             return search.proof([parents, *pending], complete=False)
         if len(found):
@@ -248,18 +244,13 @@ def best_of(
     index: Int[np.ndarray, "cells d"],
     goal: Goal,
     seen: float = 0.0,
-    enough: Float[np.ndarray, " cells"] | float = 0.0,
 ) -> tuple[CellBounds, float]:
-    """Return the best bound on every cell, and the largest error seen.
-
-    Kinds are tried until one meets the goal, or has a finite bound that is at most `enough`.
-    """
+    """Return the best bound on every cell, and the largest error seen. Kinds are tried until one meets the goal."""
     centres, radii = cell_boxes(box, level, index)
-    enough = np.maximum(enough, goal.value)
     known: CellBounds | None = None
     for number, kind in enumerate(kinds):
         largest = np.full(len(index), np.inf) if known is None else known.upper.max(axis=1)
-        rows = np.flatnonzero(np.isinf(largest) | (largest > enough))
+        rows = np.flatnonzero(np.isinf(largest) | (largest > goal.value))
         if not len(rows):
             continue
         spend(CELL_SECONDS * len(rows))
@@ -300,14 +291,11 @@ class _Branching:
         """The goal: a little above the largest error seen, and at least the largest bound of a leaf so far."""
         return max(self.wanted, self.growth * self.seen + self.floor, self.bound, TINY)
 
-    def examine(
-        self, level: int, index: Int[np.ndarray, "cells d"], uncut: Float[np.ndarray, " cells"] | float = np.inf
-    ) -> CellBounds:
-        """Make leaves of the cells that meet the goal, and return the others. `uncut` has the bounds of the parents."""
+    def examine(self, level: int, index: Int[np.ndarray, "cells d"]) -> CellBounds:
+        """Make leaves of the cells that meet the goal, and return the others."""
         self.examined += len(index)
         before = counted_seconds()
-        goal, enough = Goal(self.goal, self.growth), FALLING * np.asarray(uncut)
-        known, self.seen = best_of(self.kinds, self.box, level, index, goal, self.seen, enough)
+        known, self.seen = best_of(self.kinds, self.box, level, index, Goal(self.goal, self.growth), self.seen)
         self.batch = next_batch(self.batch, before)
         self.is_anything_bounded |= bool(np.isfinite(known.upper).any())
         done = meets(known.upper, known.floor, self.goal)

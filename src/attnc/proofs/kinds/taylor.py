@@ -53,7 +53,6 @@ _PILOTS, _MOST_PILOTS = 12, 0.7
 """The number of sampled cells by which an order is chosen, and the share of them that must meet the goal. Measured:
 with 4 cells one proof has 4.5 times as many leaves, with 36 proofs take 20 % longer. With a share of 0.4 one proof has
 5 times as many leaves and another one takes 4 times as long, with 0.95 one has 2,048 leaves instead of 14."""
-_MOST_IDLE = 2  # orders in a row that need no fewer leaves, after which no higher one is tried
 _FINEST = 22  # log₂ of the largest number of cells for which an order is considered: far more than can be proved
 _MOST_AT_ONCE = 12  # log₂ of the largest number of cells to start from: those examined at a time
 
@@ -283,14 +282,12 @@ def choose_order(
     tried = tuple(orders) if orders is not None else _ORDERS.get(d, (3, 4))
     places = np.random.default_rng(0).random((_PILOTS, d))
     wanted = Goal(max(goal, TINY))
-    best, level, idle = tried[len(tried) // 2], _FINEST // d + 1, 0
+    best, level = tried[len(tried) // 2], _FINEST // d + 1
     for order in tried:
         found = _coarsest(kind_of(order), box, places, wanted, level - 1)
         if found is not None:
-            best, level, idle = order, found, 0
-        elif level <= _FINEST // d:
-            idle += 1
-        if level == 0 or idle == _MOST_IDLE:
+            best, level = order, found
+        if level == 0:
             break
     return best, max(0, min(level - 1, _MOST_AT_ONCE // d)) if level <= _FINEST // d else 0
 

@@ -400,12 +400,7 @@ def prove_line(
     values = [np.abs(head.values.mid) + moving for head, moving in zip(heads, carried, strict=True)]
     floor = LEAST_GOAL * max(float(np.abs(array).max()) for array in (expression(samples), *values))
     proof = branch_and_bound(
-        kinds,
-        box,
-        tolerance=tolerance,
-        floor=floor,
-        start_level=FIRST_LEVEL,
-        budget=Budget(MOST_CELLS),
+        kinds, box, tolerance=tolerance, floor=floor, start_level=FIRST_LEVEL, budget=Budget(MOST_CELLS)
     )
     finer = _finer(proof, least_level)
     cells = dataclasses.replace(finer, upper=up(finer.upper * (1 + LEAF_ROOM)))
