@@ -250,10 +250,10 @@ class Model(NamedTuple):
 
 
 class Models(Rules[Model]):
-    """Rules for models on a box, of degree m."""
+    """Rules for models on a box, of degree m. Remainders are as small as possible, or at most `enough`."""
 
-    def __init__(self, box: Box, m: int) -> None:
-        self.box, self.m, self.d, self.ranges = box, m, len(box.centre), Ranges(box.sides)
+    def __init__(self, box: Box, m: int, enough: arb | int = 0) -> None:
+        self.box, self.m, self.d, self.ranges, self.enough = box, m, len(box.centre), Ranges(box.sides), enough
 
     def model(self, poly: Poly, rest: arb, range_: Range) -> Model:
         """Make a model from a polynomial up to ±rest and a range. Each narrows the other."""
@@ -307,8 +307,9 @@ class Models(Rules[Model]):
     def apply(self, name: Smooth, a: Model) -> Model:
         """For p and p + z in the range, g(p + z) = Σ_{k<n} g_k(p) z^k + d_n(p + z) z^n with d_n of `expansion`.
 
-        The n ≤ m + 1 with the smallest remainder is used. In Horner's rule, terms of degree > m − k that are cut off
-        with k factors still to come are multiplied by at most ‖z‖^k in the end.
+        The first n ≤ m + 1 with a remainder of at most `enough` is used, or the one with the smallest remainder. In
+        Horner's rule, terms of degree > m − k that are cut off with k factors still to come are multiplied by at most
+        ‖z‖^k in the end.
         """
         p = a.poly[0].mid().max(a.range[0]).min(a.range[1])
         z = a.poly | {0: a.poly[0] - p}
@@ -316,8 +317,8 @@ class Models(Rules[Model]):
             del z[0]
         size, (at_p, wide) = norm(z), expansion(name, p, a.range, self.m + 2)
         remainders = [((x.rad() if n <= self.m else abs(x)) * size**n).upper() for n, x in enumerate(wide)]
-        finite = (n for n, x in enumerate(remainders) if x.is_finite() and wide[n].is_finite())
-        n = min(finite, key=remainders.__getitem__, default=0)
+        finite = [n for n, x in enumerate(remainders) if x.is_finite() and wide[n].is_finite()]
+        n = min(finite, key=lambda n: remainders[n].max(self.enough), default=0)
         poly, rest = {0: wide[n]}, arb(0)
         if is_one_term := len(z) == 1 and 0 not in z:
             poly, rest = self._powers(z, [*at_p[:n], wide[n]])
@@ -361,6 +362,6 @@ class Models(Rules[Model]):
         return Model({0: hull(range_)}, range_)
 
 
-def models(function: Function, box: Box, m: int) -> list[Model]:
+def models(function: Function, box: Box, m: int, enough: arb | int = 0) -> list[Model]:
     """Return each output as a model in τ = (x − centre)/half, of degree m + 1."""
-    return evaluate(function, Models(box, m + 1))
+    return evaluate(function, Models(box, m + 1, enough))

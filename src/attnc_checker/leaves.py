@@ -31,6 +31,8 @@ from attnc_checker.vectors import INFINITE, Row, Vector, at, minus, most, row_of
 RANGE_ORDER = 4
 """The order of the Taylor polynomials by which a function is compared with a value. Measured on ten certificates: with
 2 and with 8 the same ones are proved, in 0.98 and 1.07 times the time."""
+ENOUGH = arb(2) ** -20
+"""In quick models, remainders of functions below this share of the limit are small enough."""
 CROWD = 100
 """With more near keys than this, the parts of the box where each can win are not computed: the time grows with the
 square of their number. attnc has 64. Measured on ten certificates: with 25 and with 50 the same ones are proved."""
@@ -63,19 +65,19 @@ class Prover:
 
         Bounds on differences are refined if that may bring them down to the limit.
         """
-        functions = models(self.function, box, 0 if kind == SELECTION else order)
         if kind == SELECTION:
             averages = [selected(head, box, self.arithmetic) for head in self.heads]
-            return self._apart(functions, averages, box, limit, by_places=True)
+            return self._apart(models(self.function, box, 0), averages, box, limit, by_places=True)
         quick = [head.quick_model(box, order, self.arithmetic, limit) for head in self.heads]
         if any(quick):
-            found = [
+            averages = [
                 each or head.model(box, order, self.arithmetic) for each, head in zip(quick, self.heads, strict=True)
             ]
-            apart = self._apart(functions, found, box, limit)
-            if apart <= limit:
-                return apart
-        return self._apart(functions, [head.model(box, order, self.arithmetic) for head in self.heads], box, limit)
+            found = self._apart(models(self.function, box, order, ENOUGH * limit), averages, box, limit)
+            if found <= limit:
+                return found
+        averages = [head.model(box, order, self.arithmetic) for head in self.heads]
+        return self._apart(models(self.function, box, order), averages, box, limit)
 
     def _apart(
         self, functions: list[Model], averages: list[Models], box: Box, limit: arb, by_places: bool = False
@@ -105,7 +107,7 @@ class Prover:
         if len(averages) < len(self.heads):
             return None
         outputs = (self._output(o, averages, box) for o in range(len(self.stage.affine)))
-        functions = models(self.function, box, order)
+        functions = models(self.function, box, order, ENOUGH * limit)
         return [(add(f.poly, other, -1), error) for f, (other, error) in zip(functions, outputs, strict=True)]
 
     def _affine(self, o: int) -> Row:

@@ -162,3 +162,15 @@ def test_a_model_on_a_larger_cell_bounds_every_leaf_in_it(tmp_path: Path):
                 assert subject.larger.bound(subject, leaf, cell, float(error.lower()) / 2 + 1e-300) is None
                 subject.larger.failures, _ = 0, subject.larger.known.clear()
         assert any(found)
+
+
+def test_a_leaf_between_knots_shares_no_model(tmp_path: Path):
+    """With knots, a part of a cell is not a half of its side, and the half of a polynomial would be another part."""
+    attnc.compile("sin(x)", {"x": (-3, 3)}, 1e-4, construction="spectral_grid").save(tmp_path / "net")
+    with checking.precision():
+        (subject,) = checking.proof_of(*checking.read(tmp_path / "net")).subjects
+        uneven, leaf, cell = replace(subject, points=((-3.0, 2.5, 3.0),)), subject.leaves[0], (2, (1,))
+        assert uneven.sides(cell) != subject.sides(cell)
+        assert uneven.larger.bound(uneven, leaf, cell, 1.0) is None
+        within = (4, (5,))  # within one segment, parts are even again
+        assert uneven.larger.bound(uneven, leaf, within, 1.0) is not None

@@ -33,7 +33,7 @@ from attnc_checker.deep.deviations import Deviations
 from attnc_checker.deep.lines import Line, along, held, joined, stage_at
 from attnc_checker.deep.normal_forms import Forms, are_equal
 from attnc_checker.deep.pieces import ZERO, Piece, Pieces
-from attnc_checker.expressions import Reader, Step, evaluate, parse
+from attnc_checker.expressions import Reader, Step, evaluate
 from attnc_checker.files import BadFile, Refused, require
 from attnc_checker.forms import ONE as CONSTANT
 from attnc_checker.forms import Key, Terms, span
@@ -112,6 +112,8 @@ class _Walk:
     def _compose(self) -> None:
         """Write the claims as steps in the variables. Raise Refused unless their outputs are the expression."""
         self.reader = reader = Reader(self.claim.variables)
+        self.names = [*self.claim.variables, *(stage.name for stage in self.stages)]
+        self.flat = Reader(self.names)  # the values of stages are variables, too
         names, same = dict(reader.variables), list[tuple[Step, Step]]()
         wanted = reader.parse(self.claim.expression)
         self.steps: list[tuple[Step, Step]] = []  # argument and carrier of every stage
@@ -171,9 +173,9 @@ class _Walk:
 
     def combination(self, text: str, terms: Terms | None = None) -> Combination:
         """Read a combination of variables and earlier stages, with the terms of the network or the nearest floats."""
-        names = [*self.claim.variables, *(stage.name for stage in self.stages[: len(self.links)])]
-        forms = Forms(expands=True)
-        (form,) = evaluate(parse(text, names), forms)
+        names, forms = self.names[: len(self.claim.variables) + len(self.links)], Forms(expands=True)
+        known = {name: self.flat.add("variable", i) for i, name in enumerate(names)}
+        (form,) = evaluate(self.flat.function(self.flat.parse(text, known)), forms)
         coefficients = forms.linear(form, len(names))
         if coefficients is None or not all(x.is_finite() for x in coefficients):
             raise Refused(f"{text!r:.60} is no affine combination of variables and stages")
