@@ -72,9 +72,13 @@ def graph(text: str, x: dict[str, Node], n: int) -> Node:
 
 
 def fit(job: Job, target: Function) -> Iterator[Fitted]:
+    threads = torch.get_num_threads()
+
     def compiled(n: int) -> tuple[Evaluate, int]:
+        torch.set_num_threads(1)  # many small operations, slower with more
         inputs = {name: create_input(name, 1, value_range=ends) for name, ends in target.box.items()}
         module = compile_headless(graph(target.text, inputs, n), d=WIDTH, d_head=HEAD_WIDTH, d_hidden=10 * n + 64)
+        torch.set_num_threads(threads)
         columns = [list(target.box).index(name) for name in module.input_names]
 
         @torch.no_grad()
@@ -86,7 +90,6 @@ def fit(job: Job, target: Function) -> Iterator[Fitted]:
         layers = [part for layer in module.net.layers for part in (layer.attn.attn, layer.mlp)]
         return lambda points: evaluate(points, block), sum(map(non_zeros, layers))
 
-    threads = torch.get_num_threads()
     yield from smallest("torchwright", job, target, SIZES, compiled, threads, num_fitted=FEW)
 
 
