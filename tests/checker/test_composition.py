@@ -58,7 +58,7 @@ def composed(text, eps, dtype="float64", box=None):
             {"x": (2.7, 3.6), "y": (0, 1)},
         ),  # x − x is 0, not a range around it
         # √ is steep at 0, and the bound is largest elsewhere.
-        ("x + sqrt(abs(sin(y)))", 0.6, "float64", {"x": (0, 1), "y": (-1, 1)}),
+        ("x + sqrt(abs(sin(y)))", 0.1, "float64", {"x": (0, 1), "y": (-1, 1)}),
         # 0.3 + x² − x ≥ 0.05, but the range of that is below 0 on parts of a width of 1/20.
         ("log(0.3 + x*x - x + y*y)*z", 1e-2, "float64", dict.fromkeys("xyz", (-1, 1))),
     ],

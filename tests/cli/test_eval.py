@@ -18,7 +18,7 @@ def test_eval_prints_value_and_bound(run, net: Path) -> None:
     assert standing == "stated by the certificate; `attnc verify` re-proves it)\n"
     value, bound = (float(part) for part in shown.split("±"))
     network = attnc.load(net)
-    assert value == network(np.array([[0.5, 1.0]]))[0]
+    assert value == network.at(np.array([[0.5, 1.0]]))[0, 0]
     assert bound >= network.certificate.bound
     assert abs(value - math.sin(0.5) - math.cos(1)) <= bound
     assert run("eval", net, "y=1", "x=0.5").out == ran.out
@@ -28,7 +28,7 @@ def test_eval_as_json(run, net: Path) -> None:
     found = run("eval", net, "x=pi/4", "y=-1e-3", "--json").json
     network = attnc.load(net)
     assert found["point"] == {"x": math.pi / 4, "y": -1e-3}
-    assert found["value"] == network(np.array([[math.pi / 4, -1e-3]]))[0]
+    assert found["value"] == network.at(np.array([[math.pi / 4, -1e-3]]))[0, 0]
     assert found["bound"] == network.certificate.bound
     assert (found["dtype"], found["standing"]) == ("float64", "stated")
     assert found["outputs"] == [{"name": "out", "value": found["value"], "bound": found["bound"]}]

@@ -47,7 +47,7 @@ class Affine(_WithoutHeads):
     Examples
     --------
     >>> import attnc
-    >>> net = attnc.compile("sin(x)", {"x": (0, 1)}, 1e-3)
+    >>> net = attnc.compile("sin(x)", {"x": (0, 1)}, 1e-3, construction="max_affine")
     >>> layer = net.program.layers[0]
     >>> isinstance(layer, attnc.Affine), layer.name
     (True, 'embed')
@@ -184,7 +184,7 @@ class Attention:
     Examples
     --------
     >>> import attnc
-    >>> net = attnc.compile("sin(x)", {"x": (0, 1)}, 1e-3)
+    >>> net = attnc.compile("sin(x)", {"x": (0, 1)}, 1e-3, construction="max_affine")
     >>> (layer,) = [layer for layer in net.program.layers if isinstance(layer, attnc.Attention)]
     >>> layer.name, len(layer.heads), layer.residual
     ('select', 1, False)
