@@ -107,7 +107,7 @@ LAYERED = {"norm": 10, "construction": "max_affine"}
         ("x**2", {"x": (1e6, 1e6 + 1)}, 1e-9, {"construction": "max_affine"}, BoundNotMet, r"\[1000000, 1000001\]"),
         ("1e-310*x*y", [(-1, 1)] * 2, 1e-320, {"construction": "max_affine"}, BoundNotMet, "eps"),
         ("x", {"x": (0, 1e-310)}, 1e-312, {"construction": "max_affine"}, InputError, "too wide or too narrow"),
-        ("sin(x)", {"x": (1e-300, 1e-299)}, 1e-306, {}, BoundNotMet, r"^eps=\de-30\d is met, eps=1e-306 is not"),
+        ("sin(x)", {"x": (1e-300, 1e-299)}, 1e-306, {}, BoundNotMet, r"^eps=\de-(299|30\d) is met, eps=1e-306 is not"),
         ("sign(x)*y", [(-1, 1)] * 2, 0.3, LAYERED, BoundNotMet, "The boundary layer is the largest part"),
         (
             "sign(x-0.3)*y",

@@ -76,8 +76,8 @@ def average_error(num_keys: int, num_near: int, far: float, u: float) -> float:
 
 
 def underflow(num_keys: int, dtype: str) -> float:
-    """Bound the error that γ does not cover. Below the least normal number an operation is off by half a subnormal."""
-    return (4 * num_keys + 16) * float(np.finfo(dtype).smallest_subnormal)
+    """Bound the error that γ does not cover. Results below the least normal number may be taken for zero."""
+    return (4 * num_keys + 16) * float(np.finfo(dtype).smallest_normal)
 
 
 def round_up(x: float) -> float:

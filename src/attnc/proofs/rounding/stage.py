@@ -74,10 +74,10 @@ def rounding_bounds(
 ) -> Float[np.ndarray, "boxes outputs"]:
     """Return upper bounds of |computed − exact| over the boxes centre ± radius, for every engine.
 
-    The engines are the reference, numpy and compiled loops, torch and ONNX Runtime. `roundings` are those of the stage
-    (`program.roundings`). `truncation` is a further error of engines, in any output. With `for_any_weights` the error
-    of the weights is left out. This is for selection leaves with `score_errors`, whose bounds of |f − stage| hold for
-    any weights. A box whose bound is above `enough` is divided into parts. If numbers may overflow, the bound is ∞.
+    The engines are the reference, numpy and compiled loops, torch, JAX and ONNX Runtime. `roundings` are those of the
+    stage (`program.roundings`). `truncation` is a further error of engines, in any output. With `for_any_weights` the
+    error of the weights is left out. This is for selection leaves with `score_errors`, whose bounds of |f − stage| hold
+    for any weights. A box whose bound is above `enough` is divided into parts. If numbers may overflow, the bound is ∞.
     """
 
     def bounds(centres: np.ndarray, radii: np.ndarray) -> np.ndarray:
