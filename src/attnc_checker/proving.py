@@ -152,6 +152,8 @@ class Larger:
         """Return a bound on |f − network| on the leaf, or None if there is none below the stated one."""
         level, index = cell
         above, truncation = (level - LEVELS_UP, tuple(i >> LEVELS_UP for i in index)), arb(subject.claim.truncation)
+        if not subject.prover.heads:  # provers of partitions and chains have bounds of their own
+            return None
         if len(index) > 1 or level < LEVELS_UP or self.failures > MOST_FAILURES or not _is_even(subject, cell, above):
             return None
         room = bound - truncation

@@ -25,8 +25,12 @@ class Vector(tuple[Any, ...]):
     def _with(self, other: Any, rule: Callable[[Any, Any], Any]) -> Vector:
         if not isinstance(other, Vector):
             return Vector(map(rule, self, repeat(other)))
-        assert len(other) == len(self)
+        self._require_alike(other)
         return Vector(map(rule, self, other))
+
+    def _require_alike(self, other: Vector) -> None:
+        if len(other) != len(self):
+            raise ValueError(f"vectors of {len(self)} and {len(other)} numbers")
 
     def __add__(self, other: Any) -> Vector:
         return self._with(other, operator.add)
@@ -55,7 +59,7 @@ class Vector(tuple[Any, ...]):
         return self.each(abs)
 
     def __matmul__(self, other: Vector) -> arb:
-        assert len(other) == len(self)
+        self._require_alike(other)
         return total(map(operator.mul, self, other))
 
 

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,9 +16,13 @@ from hypothesis import strategies as st
 
 import attnc
 from attnc_checker import checking, jets
-from attnc_checker.forms import Head
+from attnc_checker.cells import Leaf
+from attnc_checker.expressions import parse
+from attnc_checker.forms import Form, Head
 from attnc_checker.jets import above, halves, largest, multiply, over
 from attnc_checker.moments import quotient
+from attnc_checker.network import Stage
+from attnc_checker.partitions import Partition
 from attnc_checker.proving import LEVELS_UP, Subject
 from attnc_checker.quick import QuickAverage
 from attnc_checker.rounding import Arithmetic
@@ -174,3 +179,11 @@ def test_a_leaf_between_knots_shares_no_model(tmp_path: Path):
         assert uneven.larger.bound(uneven, leaf, cell, 1.0) is None
         within = (4, (5,))  # within one segment, parts are even again
         assert uneven.larger.bound(uneven, leaf, within, 1.0) is not None
+
+
+def test_provers_without_heads_share_no_models() -> None:
+    """Those of partitions and chains have bounds of their own: f alone is not what they compare."""
+    prover = Partition(Stage([], [Form({}, {})], []), [], parse("0*x", ["x"]), REAL, [], 1, arb(0), [])
+    claim = SimpleNamespace(ends=((0.0, 1.0),), variables=("x",), truncation=0.0, title="", beyond=None)
+    subject = Subject(claim, (), (), prover, ((0.0, 1.0),))
+    assert subject.larger.bound(subject, Leaf("taylor", 3, (2, (1,))), (2, (1,)), 1e-12) is None

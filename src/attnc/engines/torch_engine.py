@@ -120,8 +120,7 @@ class TorchNetwork(nn.Module):
                 # Once an array of several blocks was freed, glibc keeps the memory of each block for the next. Else
                 # every page that a block writes is a fault, which took 1.7 times as long.
                 u.new_empty(4 * SCORES_PER_TORCH_BLOCK)
-            blocks = [self._run(block) for block in torch.split(u, self.points_evaluated, dim=1)]
-            return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=1)
+            return _by_blocks(self._run, self.points_evaluated, u)
         is_trained = any(buffer.requires_grad for buffer in self.buffers())
         if u.shape[1] <= self.points_per_block or is_trained:  # only this way weights get gradients, with more memory
             return self._run(u)
@@ -131,6 +130,24 @@ class TorchNetwork(nn.Module):
         for stage in self.stages.values():
             u = stage(u)
         return self.output.batched(u).flatten(0, 1)
+
+
+def _by_blocks(run: Callable[[Tensor], Tensor], step: int, u: Tensor) -> Tensor:
+    """Return run(u), computed for `step` points at a time.
+
+    Outputs of blocks are not kept. Each would lie between the large arrays of two blocks, and memory would grow.
+    """
+    if u.shape[1] <= step:
+        return run(u)
+    out: Tensor | None = None
+    for start in range(0, u.shape[1], step):
+        points = slice(start, start + step)
+        found = run(u[:, points])
+        out = u.new_empty(found.shape[0], u.shape[1]) if out is None else out
+        out[:, points] = found
+        del found
+    assert out is not None
+    return out
 
 
 class _Blocks(torch.autograd.Function):
@@ -144,7 +161,7 @@ class _Blocks(torch.autograd.Function):
     def forward(ctx: Any, run: Callable[[Tensor], Tensor], step: int, u: Tensor) -> Tensor:
         ctx.run, ctx.step = run, step
         ctx.save_for_backward(u)
-        return torch.cat([run(block) for block in torch.split(u, step, dim=1)], dim=1)
+        return _by_blocks(run, step, u)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, Tensor]:
