@@ -51,7 +51,7 @@ def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.usefixtures("sizes")
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_jit_and_vmap_compute_the_same(dtype: str) -> None:
-    """Of a batch, of single points, and of batches of batches."""
+    """The function takes a batch, single points, and batches of batches."""
     net = agreement.network("compose", dtype)
     function, points = net.to_jax(), np.random.default_rng(0).uniform(-1, 1, (6, 2)).astype(dtype)
     found = {
