@@ -56,7 +56,7 @@ MAX_SERIES = 64
 ENGINE = "{dtype} evaluation in IEEE 754 arithmetic rounded to nearest: layer by layer or folded, sums in any order"
 BLOCKS = "sums over up to 4096 keys not in any order but in blocks: of 8 terms each, then of 8 of these sums, and so on"
 TRUNCATION = "if the engine leaves out keys that are far behind, that moves no output by more than {truncation:.3g}"
-EXPONENTIAL = "an exponential within 4 ulp in the engine"
+EXPONENTIAL = "weights within {ulps} ulp in the engine, for exact scores"
 TAILS = "exact arithmetic beyond the core, where rounding grows with |x|"
 
 Progress = Callable[[int, int], None]
@@ -131,7 +131,12 @@ def check(
 
 def _assumed(claim: Claim) -> tuple[str, ...]:
     blocks = [BLOCKS] if claim.dtype == "float32" else []
-    engine = [ENGINE.format(dtype=claim.dtype), EXPONENTIAL, *blocks, TRUNCATION.format(truncation=claim.truncation)]
+    engine = [
+        ENGINE.format(dtype=claim.dtype),
+        EXPONENTIAL.format(ulps=Arithmetic(claim.dtype).ulps),
+        *blocks,
+        TRUNCATION.format(truncation=claim.truncation),
+    ]
     tails = [TAILS] if claim.sides and claim.beyond is None else []
     return (*(engine if claim.dtype != "real" else []), *tails)
 

@@ -1,7 +1,8 @@
 """Bounds on the floating-point error in the average of a head, for any order of summation.
 
 u is the unit roundoff and γ_n = nu/(1 − nu). An engine is assumed to have IEEE 754 arithmetic rounded to nearest, and
-an exponential within 4 ulp. Results below e^−700 (float32: e^−80) may be anything from 0 to that number.
+weights within 32 ulp for exact scores (float32: 4 ulp). Results below e^−700
+(float32: e^−80) may be anything from 0 to that number.
 """
 
 from __future__ import annotations
@@ -12,18 +13,17 @@ from attnc_checker.files import Refused
 from attnc_checker.forms import SMALLEST, Head
 from attnc_checker.vectors import INFINITE, Vector, most, total
 
-EXP_ULPS = 4
-FORMATS = {"float64": (53, 700), "float32": (24, 80)}
-"""dtype → (m, n): u = 2^−m, and weights below e^−n may be lost."""
+FORMATS = {"float64": (53, 700, 32), "float32": (24, 80, 4)}
+"""dtype → (m, n, K): u = 2^−m, weights below e^−n may be lost, and others are within K ulp."""
 
 
 class Arithmetic:
     """float64, float32, or `real`: without rounding, u = 0."""
 
     def __init__(self, name: str) -> None:
-        self.name, self.u, self.lost, self.kept = name, arb(0), arb(0), arb(0)
+        self.name, self.u, self.lost, self.kept, self.ulps = name, arb(0), arb(0), arb(0), 0
         if name in FORMATS:
-            bits, negligible = FORMATS[name]
+            bits, negligible, self.ulps = FORMATS[name]
             self.kept = arb(negligible)
             self.u, self.lost = arb(2) ** -bits, arb(-negligible).exp() + SMALLEST[name]
 
@@ -46,7 +46,7 @@ class Arithmetic:
         Its score is off by errors_k. Its difference from the largest computed score is off by u times that difference,
         which is at most behind_k + errors_k + max errors. K ulp are a factor within 1 ± 2Ku.
         """
-        common = most(errors) + 2 * EXP_ULPS / (1 - 2 * EXP_ULPS * self.u)
+        common = most(errors) + 2 * self.ulps / (1 - 2 * self.ulps * self.u)
         return errors + (behind + errors + common) * self.u
 
     def summation(

@@ -150,7 +150,7 @@ def test_threads_change_no_byte(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def watched(self: fused.Fused, num_points: int, is_compiled: bool) -> fused.RunBlock:
         block = run(self, num_points, is_compiled)
-        return lambda u: names.add(threading.current_thread().name) or block(u)
+        return lambda *arguments: names.add(threading.current_thread().name) or block(*arguments)
 
     monkeypatch.setattr(numpy_engine, "SCORES_PER_THREAD", 1)
     monkeypatch.setattr(numpy_engine, "CORES", 4)

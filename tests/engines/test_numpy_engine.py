@@ -156,9 +156,9 @@ def test_threads_share_the_points_and_report_progress(monkeypatch, small_blocks)
     engine, names = NumpyEngine(program), set()
     run_block = engine._streamed
 
-    def watched(u, is_compiled):
+    def watched(*arguments, is_compiled):
         names.add(threading.current_thread().name)
-        return run_block(u, is_compiled)
+        return run_block(*arguments, is_compiled=is_compiled)
 
     monkeypatch.setattr(engine, "_streamed", watched)
     points, seen = np.linspace(-3, 3, 200)[:, None], []
@@ -179,6 +179,6 @@ def test_progress_without_threads():
 def test_an_error_in_a_thread_is_raised(monkeypatch, small_blocks):
     small_blocks(cells=1)
     engine = NumpyEngine(lookup_program(np.array([0.0, 1.0]), np.array([0.0, 1.0]), 1.0))
-    monkeypatch.setattr(engine, "_streamed", lambda u, is_compiled: 1 / 0)
+    monkeypatch.setattr(engine, "_streamed", lambda *arguments, is_compiled: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         engine(np.zeros((100, 1)))

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from attnc.engines.fused import AFFINE, HEAD, MOVING, PRODUCT, SIMPLE_HEAD, Instructions, instructions
+from attnc.engines.fused import AFFINE, HEAD, MOVING, PAIR, PRODUCT, SIMPLE_HEAD, Instructions, instructions
 from attnc.engines.query_pieces import QueryPieces
 from attnc.errors import InputError, MissingExtra
 from attnc.ir.normal_form import AttentionStage, FloatForm, FoldedHead, NormalForm, SoftmaxStage, normal_form, pruned
@@ -110,7 +110,7 @@ def _written_out(given: Instructions, u: Array) -> Array:
             state[rows[at]] = functools.reduce(operator.add, terms, constant)
         elif kind == PRODUCT:
             state[rows[at]] = state[rows[at]] + state[rows[at + 1]] * state[rows[at + 2]]
-        elif kind in (SIMPLE_HEAD, HEAD):
+        elif kind in (SIMPLE_HEAD, HEAD, PAIR):
             slopes = numbers[second : second + keys * queries].reshape(keys, queries)
             values = numbers[third : third + keys * columns].reshape(keys, columns)
             read = [state[row] for row in rows[at : at + queries]]

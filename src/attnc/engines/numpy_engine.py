@@ -23,7 +23,7 @@ from typing import Protocol
 
 import numpy as np
 
-from attnc.engines.fused import Fused, exponentials
+from attnc.engines.fused import Fused, exponentials, is_between
 from attnc.engines.grid import GridHead
 from attnc.ir.normal_form import AttentionStage, FloatForm, FoldedHead, SoftmaxStage, Stage, normal_form
 from attnc.ir.program import Program
@@ -58,6 +58,12 @@ CORES = os.cpu_count() or 1
 """Number of threads at most."""
 FractionDone = Callable[[float], None]
 """A callback that gets the fraction of a run that is done."""
+Limits = tuple[np.ndarray, np.ndarray]
+"""The least and the largest value of every variable, in the dtype of the points."""
+
+
+class OutsideLimits(Exception):
+    """A variable of a point is not within its limits."""
 
 
 class NumpyEngine:
@@ -77,11 +83,19 @@ class NumpyEngine:
         self._num_outputs = math.prod(self.form.output.shape)
         self._cells_per_point = max([1, self._num_outputs, *(stage.cells_per_point for stage in self._stages)])
         self._dtype, self._input_shapes, self._output_shape = program.dtype, program.input_shapes, program.output_shape
+        most = np.full(self.form.num_inputs, np.inf, program.dtype)
+        self._no_limits = -most, most
 
     def __call__(
-        self, *inputs: np.ndarray, is_compiled: bool = False, progress: FractionDone | None = None
+        self,
+        *inputs: np.ndarray,
+        is_compiled: bool = False,
+        progress: FractionDone | None = None,
+        limits: Limits | None = None,
     ) -> np.ndarray:
+        """Return the outputs. With limits, raise OutsideLimits if a number is beyond them."""
         u = self._variables(inputs)
+        ends = self._no_limits if limits is None else limits
         batch = len(u)
         fused = None if self._fused is None else self._fused.run(batch, is_compiled)
         streamed = partial(self._streamed, is_compiled=is_compiled)
@@ -89,13 +103,16 @@ class NumpyEngine:
         parts = min(MOST_PARTS, 1 + batch * self.work_per_point // SCORES_PER_THREAD)
         most = CELLS_PER_POINT_BLOCK // max(1, cells), SCORES_PER_POINT_BLOCK // max(1, self.work_per_point)
         step = max(1, min(*most, -(-batch // parts)))
-        if fused is not None and batch == step and progress is None:  # one block: nothing is assembled
-            return fused(u).reshape(batch, *self._output_shape)
         out = np.empty((batch, self._num_outputs), self._dtype)
+        if fused is not None and batch == step and progress is None:
+            if not fused(u, out, *ends) and limits is not None:
+                raise OutsideLimits
+            return out.reshape(batch, *self._output_shape)
         starts = range(0, batch, step)
 
         def work(start: int) -> None:
-            out[start : start + step] = run(u[start : start + step])
+            if not run(u[start : start + step], out[start : start + step], *ends) and limits is not None:
+                raise OutsideLimits
 
         threads = min(CORES, parts, len(starts))
         with ThreadPoolExecutor(threads) if threads > 1 else nullcontext() as pool:
@@ -127,12 +144,12 @@ class NumpyEngine:
         num_terms = len(last.truncation) + len(last.heads)
         return float(up(off.max(initial=0.0), 2 * num_terms + 4)) if off.any() else 0.0
 
-    def _streamed(
-        self, u: Float[np.ndarray, "batch variables"], is_compiled: bool
-    ) -> Float[np.ndarray, "batch outputs"]:
+    def _streamed(self, u: np.ndarray, out: np.ndarray, least: np.ndarray, most: np.ndarray, is_compiled: bool) -> bool:
+        is_inside = is_between(u, least, most)
         for stage in self._stages:
             u = stage(u, is_compiled=is_compiled)
-        return self.form.output(u).reshape(len(u), self._num_outputs)
+        out[:] = self.form.output(u).reshape(len(u), self._num_outputs)
+        return is_inside
 
 
 @cache

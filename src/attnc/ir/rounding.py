@@ -7,7 +7,8 @@ in another order: n counts the terms of all of them, and γ_n multiplies `size`,
 
     affine    error ← |W|·error + γ_n·size,  size ← |W|·size + |B|
     scores    error_s = Σ (error_q·|k| + |q|·error_k + error_q·error_k) + γ_n·Σ size_q·size_k
-    softmax   weights are off by a factor e^{±δ_k}, δ_k = error_s + u·(|s_k − top| + 2·max error_s) + 2·ENGINE_ULPS·u
+    softmax   weights are off by a factor e^{±δ_k}, δ_k = error_s + u·(|s_k − top| + 2·max error_s) + 2Ku, where K is
+              ENGINE_ULPS
     average   with τ_k = e^{δ_k} − 1, τ̄ = Σ p_k τ_k:
               Σ p_k τ_k |v_k − A|/(1−τ̄) + γ_{2p+3}·Σ p_k(1+τ_k) size_v/(1−τ̄) + Σ p_k(1+τ_k) error_v/(1−τ̄)
               + p·e^NEGLIGIBLE·2·max size_v, for exponentials that underflow or are taken as zero
@@ -122,7 +123,7 @@ def _head(head: Head, queried: _Analysed, keyed: _Analysed, tokens: np.ndarray, 
     if head.mask is not None:
         visible = head.mask.visible(tokens)
         scores, error_s = np.where(visible, scores, -np.inf), np.where(visible, error_s, 0)
-    p, tau = _weights(scores, error_s, u)
+    p, tau = _weights(scores, error_s, dtype)
     A = p @ v.value
     mean = (p * tau).sum(axis=-1)[..., None]
     seen, count = p * (1 + tau), p.shape[-1]
@@ -136,17 +137,18 @@ def _head(head: Head, queried: _Analysed, keyed: _Analysed, tokens: np.ndarray, 
 
 
 def _softmax(state: _Analysed, u: float, dtype: str) -> _Analysed:
-    p, tau = _weights(state.value, state.error + gamma(FOLDED_LAYERS, u) * state.size, u)
+    p, tau = _weights(state.value, state.error + gamma(FOLDED_LAYERS, u) * state.size, dtype)
     mean = (p * tau).sum(axis=-1, keepdims=True)
     error = np.where(mean < 1, p * (tau + mean) / (1 - mean), 1.0) + gamma(2 * p.shape[-1] + 3, u) * 2 * p
     error = np.minimum(error, 2.0) + math.exp(NEGLIGIBLE[dtype])
     return _Analysed(p, error, p + error)
 
 
-def _weights(scores: np.ndarray, error_s: np.ndarray, u: float) -> tuple[np.ndarray, np.ndarray]:
+def _weights(scores: np.ndarray, error_s: np.ndarray, dtype: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the p_k, and the τ_k, which are zero where p_k is zero."""
+    u, ulps = UNIT_ROUNDOFF[dtype], ENGINE_ULPS[dtype]
     distance = scores.max(axis=-1, keepdims=True) - scores
     weights = np.exp(-distance)
     p = weights / weights.sum(axis=-1, keepdims=True)
-    delta = error_s + u * (distance + 2 * error_s.max(axis=-1, keepdims=True)) + 2 * ENGINE_ULPS * u
+    delta = error_s + u * (distance + 2 * error_s.max(axis=-1, keepdims=True)) + 2 * ulps * u
     return p, np.where(p > 0, np.expm1(np.minimum(np.where(p > 0, delta, 0), 50)), 0)

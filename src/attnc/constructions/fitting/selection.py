@@ -15,7 +15,7 @@ from attnc.constructions.construction import Request
 from attnc.errors import InputError
 from attnc.numerics.arrays import Float
 from attnc.numerics.bound import Bound, Term
-from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma
+from attnc.numerics.rounding import ENGINE_ULPS, UNIT_ROUNDOFF, gamma
 from attnc.targets.target import Target
 
 
@@ -52,14 +52,16 @@ def score_error(num_terms: int, size: float, u: float) -> float:
 
     A score is a sum of `num_terms` products whose absolute values sum to at most `size`. Each product has at most two
     roundings (the key's projection and the product), and the sum has one per term, in any order: γ_{num_terms+2}. The
-    difference from the maximum is at most 2·size and is rounded. The exponential is exact to 8 ulp: 2u·size + 16u.
+    difference from the maximum is at most 2·size and is rounded. Weights are exact to K = ENGINE_ULPS, at most
+    2Ku, and the bound has twice that: 2u·size + 4Ku.
     """
-    largest = next(float(np.finfo(name).max) for name, unit in UNIT_ROUNDOFF.items() if unit == u)
+    dtype = next(name for name, unit in UNIT_ROUNDOFF.items() if unit == u)
+    largest = float(np.finfo(dtype).max)
     if not size < largest / 8:
         raise InputError(
             f"scores reach {size:.3g}, more than the arithmetic holds ({largest:.3g}): choose a smaller beta"
         )
-    return round_up(gamma(num_terms + 2, u) * size + 2 * u * size + 16 * u)
+    return round_up(gamma(num_terms + 2, u) * size + 2 * u * size + 4 * ENGINE_ULPS[dtype] * u)
 
 
 def average_error(num_keys: int, num_near: int, far: float, u: float) -> float:

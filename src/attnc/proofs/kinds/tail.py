@@ -73,7 +73,7 @@ def tail_bound(
     remainder = np.array([tail.error for tail in tails])
     rounding = np.zeros((2, len(tails))) if roundings is None else _rounding_of_maps(roundings)  # constants, slopes
     for number, head in enumerate(stage.heads):
-        errors = None if roundings is None else _score_errors(head, roundings.heads[number], roundings.unit, side, R)
+        errors = None if roundings is None else _score_errors(head, roundings.heads[number], roundings.dtype, side, R)
         found = _limit(head, side, R, errors)
         start, slopes, remainder = start + found.start, slopes + found.slopes, up(remainder + found.remainder)
         if roundings is not None:
@@ -95,15 +95,16 @@ class _ScoreErrors:
     growth: Float[np.ndarray, " keys"]
 
 
-def _score_errors(head: SoftHead[Enclosed], rounds: HeadRoundings, u: float, side: int, R: float) -> _ScoreErrors:
+def _score_errors(head: SoftHead[Enclosed], rounds: HeadRoundings, dtype: str, side: int, R: float) -> _ScoreErrors:
     """y_k = δ_k(1 + u) + u(behind_k + max δ) + 2Ku, δ_k the error of score k, and behind_k its distance to the largest.
 
     All of these are affine in |x| = R + t; see `proofs.rounding.stage`. A cast enlarges |x| by u|x|.
     """
+    u, K = UNIT_ROUNDOFF[dtype], ENGINE_ULPS[dtype]
     offsets, steepness = _affine(head.offsets, head.slopes, side, R)
     growth, constant = up(rounds.score_errors + rounds.score_underflow[:, None]).T
     at_start = up(constant + up(growth * R))
-    ulps = 2 * ENGINE_ULPS * u / (1 - 2 * ENGINE_ULPS * u)
+    ulps = 2 * K * u / (1 - 2 * K * u)
     found = [
         up((1 + 3 * u) * delta + u * (behind.hi.max() - behind.lo + delta.max()) + known, 8)
         for delta, behind, known in ((at_start, offsets, ulps), (growth, steepness, 0.0))

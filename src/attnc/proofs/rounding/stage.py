@@ -140,14 +140,19 @@ def score_errors(
     """Return, for each head, the δ with which selection leaves also cover the computed weights, on all of the boxes.
 
     A computed weight is the exponential of (ŝ_k − max ŝ)(1 + θ), |θ| ≤ u, with an error of K ulps. A key must be behind
-    by g + 2δ to have a weight of at most e^{−g}. For g < 80 this costs u(g + 2K + 1) < 2·64u besides the errors of two
-    scores.
+    by g + 2δ to have a weight of at most e^{−g}. For g < 80 this costs u(g + 2K + 1) besides the errors of two scores.
+    Half of that is added to δ.
     """
     if not len(centres):
         return np.zeros(len(roundings.heads))
     reach = up((np.abs(centres) + radii).max(axis=0) * (1 + 2 * roundings.unit), 2)[None]
     largest = [largest_score_error(rounds, reach) for rounds in roundings.heads]
-    return up(np.array(largest) + 64 * roundings.unit)
+    return up(np.array(largest) + _weight_room(roundings.dtype))
+
+
+def _weight_room(dtype: str) -> float:
+    """Return a bound of u(g + 2K + 1)/2 for g = 80, with 19u for terms of second order: see `score_errors`."""
+    return (60 + ENGINE_ULPS[dtype]) * UNIT_ROUNDOFF[dtype]
 
 
 def _in_parts(
@@ -184,11 +189,11 @@ def _head_bounds(
     for_any_weights: bool,
 ) -> Float[np.ndarray, "boxes outputs"]:
     """Return the part of the bounds that one head adds."""
-    unit, sizes = UNIT_ROUNDOFF[dtype], sizes_at(rounds.value_sizes.max(axis=0), reach)
-    near = NearValues(head, centres, radii, largest_score_error(rounds, reach.max(axis=0)[None]) + 64 * unit)
+    sizes = sizes_at(rounds.value_sizes.max(axis=0), reach)
+    near = NearValues(head, centres, radii, largest_score_error(rounds, reach.max(axis=0)[None]) + _weight_room(dtype))
     found = np.empty((len(centres), sizes.shape[1]))
     for pairs in near.pairs():
-        found[pairs.boxes] = _WeightErrors(near, pairs, rounds, reach, unit, for_any_weights).bounds()
+        found[pairs.boxes] = _WeightErrors(near, pairs, rounds, reach, dtype, for_any_weights).bounds()
     # Exponentials below e^NEGLIGIBLE may be zero, and keys that are behind by the gap are left out.
     unseen = 2 * near.num_keys * (math.exp(NEGLIGIBLE[dtype]) + LOST_WEIGHT) + 8 * near.rest
     spent = up(rounds.underflow * (1 + reach.sum(axis=1))[:, None], 4)
@@ -222,9 +227,10 @@ class _WeightErrors:
         pairs: NearPairs,
         rounds: HeadRoundings,
         reach: Float[np.ndarray, "boxes d"],
-        u: float,
+        dtype: str,
         for_any_weights: bool,
     ) -> None:
+        u = UNIT_ROUNDOFF[dtype]
         self.near, self.pairs, self.reach, self.rounds, self.u = near, pairs, reach, rounds, u
         self.for_any_weights, scores = for_any_weights, near
         row, boxes, d = pairs.row, pairs.boxes[pairs.row], near.centres.shape[1]
@@ -258,7 +264,7 @@ class _WeightErrors:
             gap = highest[row] - at_centre + rho + scores.slack
             delta = self._score_errors(at_centre)
             exponent = delta * (1 + u) + u * (gap + near.score_error)
-            ulps = 2 * ENGINE_ULPS * u
+            ulps = 2 * ENGINE_ULPS[dtype] * u
             self.tau = (np.expm1(np.minimum(exponent, LARGEST_SCORE_ERROR)) * (1 + ulps) + ulps) * self.margin
             self.mean_tau = self.mean(self.tau)
             is_large = np.maximum.reduceat(exponent, pairs.starts) > LARGEST_SCORE_ERROR
