@@ -24,7 +24,7 @@ from ir.random_programs import lookup_program, programs_and_inputs, random_input
 from ir.rounding import assert_agrees, exact_and_bound
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install -c constraints.txt -e '.[torch]'")
-from attnc.engines import torch_engine  # noqa: E402  (imports torch)
+from attnc.engines import torch_engine, torch_rows  # noqa: E402  (import torch)
 from attnc.engines.torch_engine import to_torch  # noqa: E402
 
 SMALL = {
@@ -276,6 +276,46 @@ def test_every_stored_tensor_matters(name):
             assert not torch.equal(module(points), before), key
             tensor.copy_(kept)
     assert torch.equal(module(points), before)
+
+
+@pytest.mark.parametrize("name", ["compose", "relu_network"])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_rows_without_a_gradient(name, dtype, monkeypatch):
+    """They agree with the reference, also far outside the box, and follow every stored tensor."""
+    monkeypatch.setattr(torch_rows, "FEWEST_POINTS", 1)
+    net = agreement.network(name, dtype)
+    module, (inside,) = net.to_torch(), random_inputs(net.program, 30, 3)
+    generator, given = torch.Generator().manual_seed(0), torch.from_numpy(inside / 2)
+
+    def by_rows():
+        with torch.no_grad():
+            return module(given)
+
+    with torch.no_grad():
+        for points in (inside / 2, 1e3 * inside):
+            assert_agrees(net.program, (points,), module(torch.from_numpy(points)).numpy())
+    rows = by_rows()
+    for key, tensor in module.state_dict().items():
+        kept = tensor.clone()
+        tensor.copy_(torch.rand(tensor.shape, generator=generator) - tensor)
+        assert not tensor.numel() or not torch.equal(by_rows(), rows), key
+        tensor.copy_(kept)
+    assert torch.equal(by_rows(), rows)
+
+
+def test_rows_are_left_where_a_tensor_is_watched_or_differentiated(monkeypatch):
+    monkeypatch.setattr(torch_rows, "FEWEST_POINTS", 1)
+    net, seen = agreement.network("compose"), []
+    module, points = net.to_torch(), torch.from_numpy(random_inputs(net.program, 8, 3)[0] / 2)
+    monkeypatch.setattr(torch_rows.FewKeys, "average", lambda head: pytest.fail("the rows were used"))
+    torch.func.vmap(module)(points[:, None])
+    module(points.clone().requires_grad_()).sum().backward()
+    for stage in module.stages.values():
+        for head in stage.heads:
+            head.pieces[0].pattern.register_forward_hook(lambda *_: seen.append(True))
+    with torch.no_grad():
+        module(points)
+    assert len(seen) == net.program.num_heads
 
 
 def test_the_expression_is_not_read():

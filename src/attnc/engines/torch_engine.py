@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from attnc.engines.query_pieces import QueryPieces
+from attnc.engines.torch_rows import FEWEST_POINTS, Average, FewKeys, Prepared, Row, is_plain, row_of
 from attnc.errors import InputError, MissingExtra
 from attnc.ir.normal_form import AttentionStage, FloatForm, FoldedHead, SoftmaxStage, normal_form, pruned
 from attnc.ir.program import Program, require_shapes
@@ -36,10 +37,13 @@ except ImportError as error:
 CELLS_PER_TORCH_BLOCK = 2**22
 """Number of array cells of a block of points or a piece of queries: 32 MiB of float64. A single row of scores may be
 longer."""
-SCORES_PER_TORCH_BLOCK = 2**18
-"""Number of scores of the largest head for a block of points without a gradient: 2 MiB of float64. Measured with heads
-of 11 to 41 keys, in cores with 1 MiB of cache: a quarter of it takes 1.3 times as long, because each operation has a
-fixed cost, and four times as many take 1.1 times as long."""
+SCORES_PER_TORCH_BLOCK = 2**20
+"""Number of scores of the largest head for a block of points without a gradient: 8 MiB of float64. Measured with heads
+of 2 to 17 keys: an eighth of it takes 1.7 times as long, because each operation has a fixed cost, and twice as many
+take as long."""
+KEPT_BYTES = 2**25 - 2**16
+"""The size of an array that is freed before an evaluation without a gradient. glibc keeps the memory of arrays of up to
+2^25 bytes for later ones, and a little more belongs to each."""
 DENSE_CELLS = 2**16
 """Maximum number of entries of a linear map that is always dense: 512 KiB. A larger map that is mostly zeros is
 sparse."""
@@ -79,14 +83,15 @@ class TorchNetwork(nn.Module):
         form = pruned(normal_form(program))
         self.input_shapes, self.output_shape = program.input_shapes, program.output_shape
         self.stages = nn.ModuleDict()
-        cells, largest = form.output.shape[0] * form.output.shape[1], 1
+        cells, most, largest = form.output.shape[0] * form.output.shape[1], 1, 1
         for number, stage in enumerate(form.stages):
             module = _TorchAttention(stage) if isinstance(stage, AttentionStage) else _TorchSoftmax(stage)
             self.stages[f"{number}_{stage.name.replace('.', '_')}"] = module
-            cells, largest = cells + module.cells_per_point, max(largest, module.scores_per_point)
-        self.output = _TorchForm(form.output)
+            cells, most = cells + module.cells_per_point, max(most, module.cells_per_point)
+            largest = max(largest, module.scores_per_point)
+        self.output, self._row = _TorchForm(form.output), Prepared()
         self.points_per_block = max(1, CELLS_PER_TORCH_BLOCK // max(1, cells))
-        self.points_evaluated = min(self.points_per_block, max(1, SCORES_PER_TORCH_BLOCK // largest))
+        self.points_evaluated = max(1, min(CELLS_PER_TORCH_BLOCK // most, SCORES_PER_TORCH_BLOCK // largest))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -109,17 +114,18 @@ class TorchNetwork(nn.Module):
             if not isinstance(given, Tensor) or given.is_complex():
                 raise InputError(f"the network takes real torch tensors; found {getattr(given, 'dtype', type(given))}")
         require_shapes("network", self.input_shapes, inputs)
-        return torch.cat([given.to(self.dtype).flatten(1) for given in inputs], dim=1)
+        columns = [given.to(self.dtype).flatten(1) for given in inputs]
+        return columns[0] if len(columns) == 1 else torch.cat(columns, dim=1)
 
     def _in_blocks(self, u: Tensor) -> Tensor:
         """Return the outputs (outputs, batch) for the variables (variables, batch)."""
         if torch.compiler.is_compiling():
             return self._run(u)
         if not torch.is_grad_enabled():
-            if u.shape[1] > self.points_evaluated:
-                # Once an array of several blocks was freed, glibc keeps the memory of each block for the next. Else
-                # every page that a block writes is a fault, which took 1.7 times as long.
-                u.new_empty(4 * SCORES_PER_TORCH_BLOCK)
+            if u.shape[1] >= FEWEST_POINTS:
+                # Once an array of this size was freed, glibc keeps the memory of arrays for the next ones. Else every
+                # page that is written is a fault, which took up to twice as long.
+                u.new_empty(KEPT_BYTES // u.element_size())
             return _by_blocks(self._run, self.points_evaluated, u)
         is_trained = any(buffer.requires_grad for buffer in self.buffers())
         if u.shape[1] <= self.points_per_block or is_trained:  # only this way weights get gradients, with more memory
@@ -129,7 +135,14 @@ class TorchNetwork(nn.Module):
     def _run(self, u: Tensor) -> Tensor:
         for stage in self.stages.values():
             u = stage(u)
-        return self.output.batched(u).flatten(0, 1)
+        output = self.output
+        is_few = output.shape == (1, 1) and output.is_dense
+        if is_few and is_plain(u, *output.stored) and not _is_watched(output):
+            row = self._row.get(
+                output.stored, lambda: row_of(output.coefficients(u.shape[0])[0], float(output.constant))
+            )
+            return row(list(u), u.dtype)[None]
+        return output.batched(u).flatten(0, 1)
 
 
 def _by_blocks(run: Callable[[Tensor], Tensor], step: int, u: Tensor) -> Tensor:
@@ -229,6 +242,17 @@ class _TorchForm(nn.Module):
     def batched(self, u: Tensor) -> Tensor:
         return self(u).expand(*self.shape, u.shape[1])
 
+    @property
+    def stored(self) -> list[Tensor]:
+        return [self.constant] if self.is_constant else [self.constant, self.weight]
+
+    def coefficients(self, num_variables: int) -> list[list[float]]:
+        """Return those of a dense form, a list for each entry."""
+        found: list[list[float]] = (
+            [[0.0] * num_variables] * self.constant.numel() if self.is_constant else self.weight.tolist()
+        )
+        return found
+
 
 class _TorchAttention(nn.Module):
     """An attention stage: (variables, batch) → (moved, batch)."""
@@ -253,14 +277,45 @@ class _TorchAttention(nn.Module):
         cells = self.num_queries * len(columns)
         self.cells_per_point: int = sum(head.cells_per_point + cells for head in heads) + 3 * cells
         self.scores_per_point: int = max(head.scores_per_point for head in heads)
+        self._rows = Prepared()
 
     def forward(self, u: Tensor) -> Tensor:
-        outs = [head.W_O.mT @ head(u) for head in self.heads]
+        averages = [head(u) for head in self.heads]
+        if self._has_rows(u, averages):
+            return self._by_rows(u, averages)
+        outs = [head.W_O.mT @ average for head, average in zip(self.heads, averages, strict=True)]
         total = sum(outs[1:], outs[0]).reshape(self.num_columns, self.num_queries, u.shape[1]).transpose(0, 1)
         if self.residual is not None:
             total = total + self.residual(u)
         moved = total.flatten(0, 1) if self.written is None else total.flatten(0, 1)[self.written]
         return torch.cat([moved, u[self.carried]]) if len(self.carried) else moved
+
+    def _has_rows(self, u: Tensor, averages: list[Tensor]) -> bool:
+        """Return whether each entry is computed as a sum of rows: then those that are zero cost nothing."""
+        residual = self.residual
+        is_few = self.num_queries == 1 and (residual is None or residual.is_dense)
+        return is_few and is_plain(u, *averages, *self._stored())
+
+    def _stored(self) -> list[Tensor]:
+        own = [_tensor(head.W_O) for head in self.heads]
+        return [*own, *([] if self.residual is None else self.residual.stored)]
+
+    def _by_rows(self, u: Tensor, averages: list[Tensor]) -> Tensor:
+        rows = [row for each in (*averages, u) for row in each]
+        prepared: list[Row] = self._rows.get(self._stored(), lambda: self._made(u.shape[0]))
+        made = [row(rows, u.dtype) for row in prepared]
+        return torch.stack(made) if len(made) > 1 else made[0][None]
+
+    def _made(self, num_variables: int) -> list[Row]:
+        """Return the entries of the next u as affine functions of all averages and the u before."""
+        coefficients = np.concatenate([_tensor(head.W_O).detach().numpy() for head in self.heads]).T.tolist()
+        moved, constants = [[0.0] * num_variables] * self.num_columns, [0.0] * self.num_columns
+        if self.residual is not None:
+            moved, constants = self.residual.coefficients(num_variables), self.residual.constant.ravel().tolist()
+        entries = range(self.num_columns) if self.written is None else self.written.tolist()
+        found = [row_of([*coefficients[i], *moved[i]], constants[i]) for i in entries]
+        num_averages = len(coefficients[0])
+        return found + [Row(((num_averages + i, 1.0),), 1.0, 0.0) for i in self.carried.tolist()]
 
 
 class _TorchSoftmax(nn.Module):
@@ -316,9 +371,13 @@ class _TorchHead(nn.Module):
         is_in_order = bool((order == np.arange(len(order))).all())
         self.register_buffer("order", None if is_in_order else torch.tensor(order), persistent=False)
         self.cells_per_point, self.scores_per_point = plan.cells_per_point, plan.scores_per_point
+        self._average = Prepared()
 
     def forward(self, u: Tensor) -> Tensor:
         if self.has_few_keys:
+            quick = self._quick(u)
+            if quick is not None:
+                return quick
             weights: Tensor = self.pieces[0](self.queries.batched(u), self.keys.constant)
             averages: Tensor = self.values(weights, u)
             return averages
@@ -330,6 +389,36 @@ class _TorchHead(nn.Module):
             mixed = torch.cat([_sparing_memory(piece, *arrays) for piece in self.pieces], dim=1)
         mixed = mixed if self.order is None else mixed[:, self.order]
         return mixed.permute(2, 1, 0).flatten(1)
+
+    def _quick(self, u: Tensor) -> Tensor | None:
+        """Return the averages by `torch_rows`, or None if a gradient or a hook needs the weights of all keys."""
+        if self.queries.shape[0] != 1 or not self.queries.is_dense:
+            return None
+        own = [_tensor(each) for each in (self.values.constant, self.values.carried)]
+        stored = [*self.queries.stored, self.keys.constant, *own]
+        if not is_plain(u, *stored) or any(_is_watched(part) for part in self.modules() if part is not self):
+            return None
+        average = self._average.get(stored, self._made)
+        return None if average is None else average(list(u))
+
+    def _made(self) -> Average | None:
+        if self.queries.is_constant:
+            return None
+        values = self.values
+        assert isinstance(values, _CarriedValues)
+        numbers = [each.detach().numpy() for each in (self.keys.constant, values.constant, values.carried)]
+        query, constant = self.queries.weight.detach().numpy(), self.queries.constant[0].detach().numpy()
+        return FewKeys(query, constant, numbers[0], numbers[1], numbers[2], values.variables).average()
+
+
+def _tensor(buffer: Tensor | nn.Module) -> Tensor:
+    assert isinstance(buffer, Tensor)
+    return buffer
+
+
+def _is_watched(module: nn.Module) -> bool:
+    """Return whether a hook waits for a call of the module."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def _has_few_keys(plan: QueryPieces) -> bool:
