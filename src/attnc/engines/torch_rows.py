@@ -40,7 +40,8 @@ except ImportError as error:
 LOG2_E = Fraction("1.44269504088896340735992468100189213742664595415298593413545")
 """log₂ e with 60 digits: coefficients are rounded once."""
 FEWEST_POINTS = 512
-"""The smallest number of points for which rows are used. With fewer, comparing the stored numbers takes longer."""
+"""The smallest number of points for which rows are used: comparing the stored numbers has a fixed cost. This value was
+not measured."""
 LARGEST_POWER = -NEGLIGIBLE["float64"] * float(LOG2_E)
 """The largest exponent of two keys: 2 to this power is e^700."""
 LARGEST_PLAIN_VALUE = 1e3
