@@ -11,10 +11,12 @@ import warnings
 
 import numpy as np
 import pytest
+from flint import arb, ctx
 from hypothesis import given, settings
 
 import attnc
 from attnc.engines.numpy_engine import NumpyEngine
+from attnc.engines.powers import EXPONENTIAL_ULPS
 from attnc.errors import InputError
 from attnc.ir import Attention, Head, Mask, Program
 from attnc.ir.layers import EVERY_QUERY
@@ -276,6 +278,29 @@ def test_every_stored_tensor_matters(name):
             assert not torch.equal(module(points), before), key
             tensor.copy_(kept)
     assert torch.equal(module(points), before)
+
+
+def test_the_exponential_of_rows():
+    """Powers of it are weights, so it must be accurate. Blocks of four and odd numbers take other loops."""
+    x = np.random.default_rng(0).uniform(-860, 860, 4000)
+    x[::4] = np.rint(x[::4]) + 0.5  # half way between whole numbers
+    with ctx.workprec(120):
+        exact = [arb(2) ** arb(place) for place in x.tolist()]
+        for size in (4, 1003):
+            found = torch.cat([torch.exp2(part) for part in torch.from_numpy(x).split(size)]).tolist()
+            off = [abs(float((arb(y) - z) / arb(float(np.spacing(y))))) for y, z in zip(found, exact, strict=True)]
+            assert 0.4 < max(off) <= EXPONENTIAL_ULPS
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("name", agreement.NETWORKS)
+def test_rows_agree(name, dtype, monkeypatch):
+    monkeypatch.setattr(torch_rows, "FEWEST_POINTS", 1)
+    net = agreement.network(name, dtype)
+    inputs = tuple(given / 2 for given in random_inputs(net.program, 20, 5))
+    with torch.no_grad():
+        found = net.to_torch()(*map(torch.from_numpy, inputs)).numpy()
+    assert_agrees(net.program, inputs, found)
 
 
 @pytest.mark.parametrize("name", ["compose", "relu_network"])
