@@ -3,11 +3,12 @@
 For all inputs x of a box, `Reached` holds the values of the original network in exact arithmetic, and three gaps from
 them (`COMPARISONS`). A gap g is an affine form. A linear map turns it into W·g. A nonlinear f turns it into
 f(z + g) − f(z) = s·g, with s between the least and the greatest difference quotient of f on the values reached. The
-middle of these stays a slope of the affine form, and the rest becomes a new symbol:
+middle of these stays a slope of the affine form, and the rest becomes a new unknown vector ν in a box and in a ball:
 
-    s·g = s₀·g + (s − s₀)·g,   |(s − s₀)·g| ≤ max|s − s₀|·max|g|
+    s·g = s₀·g + ν,   |ν_i| ≤ max|s_i − s₀_i|·max|g_i|,   |ν|₂ ≤ max|s − s₀|·max|g|₂
 
-So the errors of different units cancel in later layers as far as the slopes are known.
+So the errors of different units cancel in later layers as far as the slopes are known, and the part that is not known
+grows with the singular values of the weights instead of the sums of their absolute values.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import numpy as np
 from attnc.converting.activations import Solved, key_arrays, stored_keys
 from attnc.errors import InputError
 from attnc.numerics import elementary
-from attnc.numerics.affine_forms import AffineForm
+from attnc.numerics.affine_forms import AffineForm, norm_up
 from attnc.numerics.arrays import Float
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import ENGINE_ULPS, UNIT_ROUNDOFF, Array, gamma, up
@@ -43,9 +44,9 @@ TORCH_ULPS = 8
 """Largest assumed error of torch's activations, in ulp of max(1, |x|, |f(x)|). The tests find none above 3."""
 SOFTPLUS_JUMP = 2.1e-9
 """torch's softplus is the identity where βx > 20. This is β times the jump there, log(1 + e⁻²⁰), rounded up."""
-TOO_MANY_SYMBOLS = 8192
-"""Number of symbols above which an affine form is folded into one symbol per entry. A form of width 1024 then takes
-64 MB."""
+MAX_COLUMNS = 16_384
+"""Number of unknown numbers above which an affine form is folded into one per entry. A form of width 1024 then takes
+128 MB."""
 
 Vector = Array
 Enclosed = tuple[Interval, Interval]
@@ -96,8 +97,8 @@ class Reached:
         return self.within + Interval(-gap.size, gap.size)
 
     def then(self, values: AffineForm, within: Interval | None, gaps: list[AffineForm]) -> Reached:
-        """Return the next place. Forms with many symbols are folded."""
-        forms = [form if form.num_symbols <= TOO_MANY_SYMBOLS else form.folded() for form in (values, *gaps)]
+        """Return the next place. Forms with many unknown numbers are folded."""
+        forms = [form if form.num_columns <= MAX_COLUMNS else form.folded() for form in (values, *gaps)]
         known = forms[0].interval
         return replace(
             self,
@@ -153,7 +154,8 @@ def activated(x: Reached, solved: Solved, weight: Vector | None = None) -> Reach
             own = torch_rounding(solved, here, range_, x.u)
         middle = slopes.mid
         off = np.maximum(up(slopes.hi - middle), up(middle - slopes.lo))
-        gaps.append(gap.scaled(middle).with_noise(up(up(off * gap.size) + own)))
+        turned = up(off * gap.size), float(up(off.max(initial=0.0) * gap.length))
+        gaps.append(gap.scaled(middle).with_noise(*turned).with_noise(own))
     return x.then(values, within, gaps)
 
 
@@ -378,9 +380,9 @@ def _normed_gap(x: Reached, norm: Norm, which: Comparison, gap: AffineForm) -> A
         s0, t0 = float(s.mid), t.mid
         ds = max(float(up(s.hi - s0)), float(up(s0 - s.lo)))
         dt = np.maximum(up(t.hi - t0), up(t0 - t.lo))
-        length = float(up(np.linalg.norm(p), n + 2))
+        length = moved.length
         tau = min(float(up(math.sqrt(n), 2) * length) * SLACK, float(up((t.mag * p).sum(), n + 2)))
-        kappa = min(float(up((dt * p).sum(), n + 2)), float(up(np.linalg.norm(dt), n + 2)) * length * SLACK)
+        kappa = min(float(up((dt * p).sum(), n + 2)), norm_up(dt) * length * SLACK)
         first, second = p + t.mag * tau / n, dt * tau / n + np.abs(t0) * kappa / n
         noise = SLACK * gain * (ds * first + s0 * second)
         signed = norm.gain * s0
