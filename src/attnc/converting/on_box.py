@@ -43,9 +43,7 @@ SILENT = (nn.Dropout, nn.Dropout1d, nn.Identity)
 """Modules that do nothing in evaluation."""
 
 
-def on_box(
-    original: nn.Module, converted: nn.Module, box: BoxLike | tuple[float, float], example: Any = None
-) -> OnBox:
+def on_box(original: nn.Module, converted: nn.Module, box: BoxLike | tuple[float, float], example: Any = None) -> OnBox:
     """Bound |converted − original| on a box, where both are computed in the dtype of the model.
 
     The two modules have the same structure, and the same weights, which is checked.
@@ -175,10 +173,10 @@ class _Walk:
         self._same(module, path, "in_proj_weight", "in_proj_bias")
         self._same(module.out_proj, _joined(path, "out_proj"), "weight", "bias")
         n, bias, last = module.embed_dim, module.in_proj_bias, module.out_proj.bias
-        biases = np.zeros(3 * n) if bias is None else numbers(bias)
+        W_Q, W_K, W_V = np.split(numbers(module.in_proj_weight), 3)
+        b_Q, b_K, b_V = np.split(np.zeros(3 * n) if bias is None else numbers(bias), 3)
         return SelfAttention(
-            *np.split(numbers(module.in_proj_weight), 3),
-            *np.split(biases, 3),
+            *(W_Q, W_K, W_V, b_Q, b_K, b_V),
             numbers(module.out_proj.weight),
             np.zeros(n) if last is None else numbers(last),
             module.num_heads,
@@ -208,14 +206,31 @@ class _Walk:
 
     def _encoder(self, module: nn.TransformerEncoder, path: str, x: Reached) -> Reached:
         """Carry x through all layers. Every layer also gets a bound of its own, for equal inputs to both models."""
+        composed: Reached | None = x
         for name in module.layers._modules:
             layer = _joined(path, f"layers.{name}")
+            if composed is not None:
+                try:
+                    composed = self.through(layer, composed)
+                except _NotFinite:
+                    composed = None
             kept = self.vacuous_at
-            alone = _terms(self.through(layer, x.exact_again())).value
-            self.vacuous_at = kept
-            x = self.through(layer, x)
-            self.blocks.append(BlockOnBox(layer, alone, _terms(x).value, float(up(x.within.width).max())))
-        return x if module.norm is None else self.through(_joined(path, "norm"), x)
+            try:
+                x = self.through(layer, x.exact_again())
+            except _NotFinite:
+                self.blocks.append(BlockOnBox(layer, None, None, None))
+                raise
+            finally:
+                self.vacuous_at = kept
+            width = float(up(x.within.width).max())
+            alone, together = (None if y is None else _terms(y).value for y in (x, composed))
+            if together is not None and together >= width:
+                together = None
+            useful = alone if alone is not None and alone < width else None
+            self.blocks.append(BlockOnBox(layer, useful, together, width))
+        if composed is None:
+            raise _NotFinite
+        return composed if module.norm is None else self.through(_joined(path, "norm"), composed)
 
     def _traced(self, module: nn.Module, path: str, x: Reached) -> Reached:
         """Carry x through a module of another class, if its code calls modules and adds their results."""
@@ -232,7 +247,7 @@ class _Walk:
             elif not all(given in known for given in node.all_input_nodes) or node.kwargs:
                 raise _unknown(path, f"{node.target} has other arguments than the results of earlier layers")
             elif node.op == "call_module" and len(node.args) == 1:
-                known[node] = self.through(_joined(path, str(node.target)), known[node.args[0]])  # type: ignore[index]
+                known[node] = self.through(_joined(path, str(node.target)), known[node.args[0]])
             elif node.op == "call_function" and node.target in (operator.add, torch.add) and len(node.args) == 2:
                 a, b = node.args
                 if not (isinstance(a, fx.Node) and isinstance(b, fx.Node)) or len(known[a].within) != len(
@@ -319,4 +334,3 @@ def _width(module: nn.Module, example: Any) -> int:
 def _first(example: Any) -> Tensor | None:
     x = example[0] if isinstance(example, tuple) and example else example
     return x if isinstance(x, Tensor) and x.is_floating_point() else None
-

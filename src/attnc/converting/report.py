@@ -73,14 +73,14 @@ class EndToEnd:
 class BlockOnBox:
     """The proven bounds of one layer of an encoder.
 
-    `bound` holds if both layers get the same input, `composed` for the models from the first layer to this one.
-    `width` is the width of the range of the outputs.
+    `bound` holds if both layers get the same input, `composed` for the models from the first layer to this one. Each is
+    None if it is vacuous: not smaller than `width`, the width of the range of the outputs.
     """
 
     path: str
-    bound: float
-    composed: float
-    width: float
+    bound: float | None
+    composed: float | None
+    width: float | None
 
 
 @dataclass(frozen=True)
