@@ -217,3 +217,18 @@ def test_affine_forms_contain_their_members():
         exact = np.linalg.norm(A, 2)
         assert exact <= spectral_norm(A) <= exact * min(shape) ** (1 / 64) * (1 + 1e-9)
     assert spectral_norm(np.zeros((2, 2))) == 0
+
+
+def test_the_page_is_whole_and_escapes_names():
+    pytest.importorskip("jinja2")
+    model = nn.Sequential()
+    model.add_module("<script>alert(1)</script>", nn.Linear(2, 3))
+    model.add_module("<img src=x>", nn.GELU())
+    _, report = attnc.convert(model, box=(-1, 1), example=torch.linspace(-1, 1, 8).reshape(4, 2))
+    page = report.html()
+    assert "<img" not in page
+    assert "<script" not in page
+    assert "&lt;img src=x&gt;" in page
+    assert "http" not in page
+    assert 'class="bar"' in page
+    assert "[-1, 1]^2" in page

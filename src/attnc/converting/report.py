@@ -211,6 +211,12 @@ class Report:
         rows = [HEADERS, (*[":--"] * 2, *["--:"] * 5), *((code(path), *cells) for path, *cells in self.rows())]
         return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
+    def html(self) -> str:
+        """The report as one HTML page that needs no other file. It needs the package jinja2 (extra `lab`)."""
+        from attnc.converting.report_page import page
+
+        return page(self)
+
     def __str__(self) -> str:
         table = [list(HEADERS), *self.rows()]
         widths = [max(len(row[i]) for row in table) for i in range(len(HEADERS))]
