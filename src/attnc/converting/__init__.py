@@ -40,7 +40,7 @@ def convert(
         Whether to raise if a part of the model cannot be converted. Otherwise `report.left` lists it.
     example : tensor, tuple or dict, optional
         The arguments of one call. Both models run on them. The report then also has the ranges of the pre-activations,
-        the drift of the outputs, the share of the time, and the activations that only a run shows.
+        the drift of the outputs, and the activations that only a run shows.
     box : box or (lo, hi), optional
         The domain of the inputs, or of every token. One pair (lo, hi) applies to all features. `report.on_box` then
         has a proven bound of |converted − original| for all inputs in it, rounding included. There are rules for
