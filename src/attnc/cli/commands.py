@@ -462,6 +462,9 @@ def convert_command(
         Path | None, optional("A file of texts, one per line, on which both models are compared.", metavar="FILE")
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Fail if any activation cannot be converted.")] = False,
+    page: Annotated[
+        Path | None, typer.Option("--report", metavar="FILE", help="Write the report as an HTML page.")
+    ] = None,
     force: Force = False,
     json_output: Json = False,
 ) -> None:
@@ -474,6 +477,8 @@ def convert_command(
     lines = None if texts is None else _texts(texts)
     if find_spec("transformers") is None:
         raise MissingExtra("Hugging Face models need", "transformers", "models")
+    if page is not None and find_spec("jinja2") is None:
+        raise MissingExtra("the report needs", "jinja2", "lab")
     with progress_bar("importing torch") as progress:
         from attnc.converting import need_torch
 
@@ -481,6 +486,10 @@ def convert_command(
         from attnc.converting.huggingface import convert_directory
 
         report = convert_directory(source, out, eps, texts=lines, strict=strict, progress=progress)
+        if page is not None:
+            from attnc.exports.safe_files import write_file_whole
+
+            write_file_whole(str(page), report.html().encode())
     if json_output:
         print_json(report.as_json() | {"out": str(out)})
     else:

@@ -19,7 +19,12 @@ __all__ = ["convert", "load_converted", "mlp_network"]
 
 
 def convert(
-    module: nn.Module, eps: float = 1e-6, *, strict: bool = False, example: Any = None
+    module: nn.Module,
+    eps: float = 1e-6,
+    *,
+    strict: bool = False,
+    example: Any = None,
+    box: BoxLike | tuple[float, float] | None = None,
 ) -> tuple[nn.Module, Report]:
     """Copy a torch model with every elementwise activation replaced by attention over a few constant keys.
 
@@ -36,6 +41,10 @@ def convert(
     example : tensor, tuple or dict, optional
         The arguments of one call. Both models run on them. The report then also has the ranges of the pre-activations,
         the drift of the outputs, and the activations that only a run shows.
+    box : box or (lo, hi), optional
+        The domain of the inputs, or of every token. One pair (lo, hi) applies to all features. `report.on_box` then
+        has a proven bound of |converted − original| for all inputs in it, rounding included. There are rules for
+        MLPs, norm layers, residual sums and torch's encoder layers.
 
     Returns
     -------
@@ -47,7 +56,8 @@ def convert(
     Raises
     ------
     InputError
-        If torch is missing, there is nothing to convert, eps cannot be proved, or (strict) a part cannot be converted.
+        If torch is missing, there is nothing to convert, eps cannot be proved, (strict) a part cannot be converted, or
+        a box is given and there is no rule for a part.
 
     Examples
     --------
@@ -63,7 +73,12 @@ def convert(
     need_torch()
     from attnc.converting.walking import convert_module
 
-    return convert_module(module, eps, strict, example)
+    converted, report = convert_module(module, eps, strict, example)
+    if box is not None:
+        from attnc.converting.on_box import on_box
+
+        report.on_box = on_box(module, converted, box, example)
+    return converted, report
 
 
 def load_converted(path: str | os.PathLike[str]) -> nn.Module:

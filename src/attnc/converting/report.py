@@ -8,6 +8,7 @@ from typing import Any
 from attnc.constructions.fitting.gate import ALL_REALS
 from attnc.converting.activations import Solved
 from attnc.model_card import code, escape, fenced
+from attnc.numerics.bound import Bound
 from attnc.wording import ceiling
 
 HEADERS = ("path", "activation", "keys", "proven error", "proven block error", "range seen", "measured drift")
@@ -65,6 +66,77 @@ class EndToEnd:
     hidden: float | None = None
     cosine: float | None = None  # 1 − the smallest cosine between pooled outputs
     size: float | None = None  # the largest number in the hidden states of the original
+    noise_floor: float | None = None  # the original in its dtype against itself in float64
+
+
+@dataclass(frozen=True)
+class BlockOnBox:
+    """The proven bounds of one layer of an encoder.
+
+    `bound` holds if both layers get the same input, `composed` for the models from the first layer to this one. Each is
+    None if it is vacuous: not smaller than `width`, the width of the range of the outputs.
+    """
+
+    path: str
+    bound: float | None
+    composed: float | None
+    width: float | None
+
+
+@dataclass(frozen=True)
+class OnBox:
+    """A proven bound of |converted − original| for all inputs of a box, with both models computed in their dtype.
+
+    Attributes
+    ----------
+    box : str
+        The box of the inputs. In a model of tokens, every token lies in it.
+    tokens : int
+        The largest number of tokens for which the bound holds. Without attention it has no effect.
+    dtype : str
+        The dtype of the computations.
+    terms : Bound or None
+        The parts of the bound: conversion in exact arithmetic, and the rounding of each model. None if one is infinite.
+    width : float or None
+        The width of the proven range of the outputs.
+    vacuous_at : str or None
+        The first part of the model whose error bound is as wide as its range, if that is so at the output too.
+    blocks : tuple of BlockOnBox
+        The bounds of the layers of an encoder.
+    assumptions : tuple of str
+        The assumptions about the machine.
+
+    Examples
+    --------
+    >>> import attnc, torch
+    >>> model = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.GELU(), torch.nn.Linear(8, 1)).double()
+    >>> _, report = attnc.convert(model, eps=1e-6, box=(-1, 1))
+    >>> report.on_box.box, report.on_box.bound < 1e-5
+    ('[-1, 1]^2', True)
+    """
+
+    box: str
+    tokens: int
+    dtype: str
+    terms: Bound | None
+    width: float | None
+    vacuous_at: str | None = None
+    blocks: tuple[BlockOnBox, ...] = ()
+    assumptions: tuple[str, ...] = ()
+
+    @property
+    def bound(self) -> float | None:
+        """The bound. It is None if the bound is vacuous: not smaller than the range of the outputs."""
+        return None if self.terms is None or self.vacuous_at is not None else self.terms.value
+
+    def __str__(self) -> str:
+        where = f"for all inputs in {self.box}, in {self.dtype}"
+        if self.terms is None or self.vacuous_at is not None:
+            return (
+                f"no useful bound {where}: from {self.vacuous_at or 'the input'!r} on, the error bound is as wide as "
+                "the range of the values"
+            )
+        return f"proven {where}: |converted − original| ≤ {ceiling(self.terms.value)} = {self.terms}"
 
 
 @dataclass
@@ -85,6 +157,8 @@ class Report:
         Remarks about the conversion.
     end_to_end : EndToEnd or None
         The measured drift, if an example was given.
+    on_box : OnBox or None
+        The proven bound from end to end, if a box was given.
 
     Examples
     --------
@@ -100,6 +174,7 @@ class Report:
     left: list[Left] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     end_to_end: EndToEnd | None = None
+    on_box: OnBox | None = None
 
     @property
     def num_anchors(self) -> int:
@@ -136,6 +211,12 @@ class Report:
         rows = [HEADERS, (*[":--"] * 2, *["--:"] * 5), *((code(path), *cells) for path, *cells in self.rows())]
         return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
+    def html(self) -> str:
+        """The report as one HTML page that needs no other file. It needs the package jinja2 (extra `lab`)."""
+        from attnc.converting.report_page import page
+
+        return page(self)
+
     def __str__(self) -> str:
         table = [list(HEADERS), *self.rows()]
         widths = [max(len(row[i]) for row in table) for i in range(len(HEADERS))]
@@ -148,7 +229,10 @@ class Report:
         drift = self.end_to_end
         if drift is not None and drift.hidden is not None:
             pooled = "" if drift.cosine is None else f", 1 − cosine of pooled outputs {drift.cosine:.2e}"
-            lines.append(f"measured on {drift.inputs}: outputs change by up to {drift.hidden:.2e}{pooled}")
+            floor = "" if drift.noise_floor is None else f" (noise floor {drift.noise_floor:.2e})"
+            lines.append(f"measured on {drift.inputs}: outputs change by up to {drift.hidden:.2e}{floor}{pooled}")
+        if self.on_box is not None:
+            lines.append(str(self.on_box))
         return lines
 
 

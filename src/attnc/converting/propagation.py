@@ -1,0 +1,470 @@
+"""Rules that carry ranges and errors through the layers of a network, with outward rounding.
+
+For all inputs x of a box, `Reached` holds the values of the original network in exact arithmetic, and three gaps from
+them (`COMPARISONS`). A gap g is an affine form. A linear map turns it into W·g. A nonlinear f turns it into
+f(z + g) − f(z) = s·g, with s between the least and the greatest difference quotient of f on the values reached. The
+middle of these stays a slope of the affine form, and the rest becomes a new unknown vector ν in a box and in a ball:
+
+    s·g = s₀·g + ν,   |ν_i| ≤ max|s_i − s₀_i|·max|g_i|,   |ν|₂ ≤ max|s − s₀|·max|g|₂
+
+So the errors of different units cancel in later layers as far as the slopes are known, and the part that is not known
+grows with the singular values of the weights instead of the sums of their absolute values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+
+from attnc.converting.activations import Solved, key_arrays, stored_keys
+from attnc.errors import InputError
+from attnc.numerics import elementary
+from attnc.numerics.affine_forms import AffineForm, norm_up
+from attnc.numerics.arrays import Float
+from attnc.numerics.intervals import Interval
+from attnc.numerics.rounding import ENGINE_ULPS, UNIT_ROUNDOFF, Array, gamma, up
+from attnc.targets.expressions.expression import Expression
+
+CELLS = 32
+"""Number of cells into which the range of a pre-activation is cut, for slopes and for the distance from a chord. A gelu
+takes 0.1 s for 4,096 cells: a layer of 128 units."""
+CELL_RATIO = 1.05
+"""Ratio of the ends of the cells on which the rounding of a gate is bounded. Scores up to 20, where weights still
+count, change by at most 1 on a cell."""
+SLACK = 1 + 2.0**-20
+"""Factor for the rounding of sums in `gate_rounding`. They have fewer than 10⁴ positive terms, each with a relative
+error below 10⁻¹²."""
+NORMAL = {"float64": 2.0**-1022, "float32": 2.0**-126}
+"""The smallest normal number. A smaller result may become zero, so it is off by at most this."""
+TORCH_ULPS = 8
+"""Largest assumed error of torch's activations, in ulp of max(1, |x|, |f(x)|). The tests find none above half of it."""
+SOFTPLUS_JUMP = 2.1e-9
+"""torch's softplus is the identity where βx > 20. This is β times the jump there, log(1 + e⁻²⁰), rounded up."""
+MAX_COLUMNS = 16_384
+"""Number of unknown numbers above which an affine form is folded into one per entry. A form of width 1024 then takes
+128 MB."""
+
+Vector = Array
+Enclosed = tuple[Interval, Interval]
+"""The range of a function on intervals, and the range of its difference quotients."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two networks whose difference is carried: the second is always the original in exact arithmetic."""
+
+    by_attention: bool  # whether the first has attention for activations
+    rounds: bool  # whether the first is computed in the dtype of the model
+
+
+COMPARISONS = (Comparison(True, False), Comparison(True, True), Comparison(False, True))
+"""The converted network in exact arithmetic, the converted one as computed, and the original one as computed."""
+
+
+@dataclass(frozen=True, eq=False)
+class Reached:
+    """What the network reaches at one place, for all inputs of the box: values, and gaps for each of COMPARISONS."""
+
+    values: AffineForm
+    within: Interval  # the values lie here too
+    gaps: tuple[AffineForm, ...]
+    dtype: str
+    tokens: int  # largest number of tokens over which attention takes a mean
+
+    @classmethod
+    def of(cls, box: Interval, dtype: str, tokens: int) -> Reached:
+        zero = AffineForm.zero(len(box))
+        return cls(AffineForm.around(box), box, tuple(zero for _ in COMPARISONS), dtype, tokens)
+
+    @property
+    def u(self) -> float:
+        return UNIT_ROUNDOFF[self.dtype]
+
+    @property
+    def is_finite(self) -> bool:
+        return bool(self.within.is_bounded.all()) and all(np.isfinite(gap.spread).all() for gap in self.gaps)
+
+    def exact_again(self) -> Reached:
+        """Return the same values with no gaps."""
+        return replace(self, gaps=tuple(AffineForm.zero(len(self.within)) for _ in COMPARISONS))
+
+    def around(self, gap: AffineForm) -> Interval:
+        """Return an interval that contains the values of both networks that this gap compares."""
+        return self.within + Interval(-gap.size, gap.size)
+
+    def then(self, values: AffineForm, within: Interval | None, gaps: list[AffineForm]) -> Reached:
+        """Return the next place. Forms with many unknown numbers are folded."""
+        forms = [form if form.num_columns <= MAX_COLUMNS else form.folded() for form in (values, *gaps)]
+        known = forms[0].interval
+        return replace(
+            self,
+            values=forms[0],
+            within=known if within is None else known.intersect(within),
+            gaps=tuple(forms[1:]),
+        )
+
+
+def linear(x: Reached, W: Float[np.ndarray, "m n"], b: Vector) -> Reached:
+    """W·x + b. As computed, it is off by γ_{n+1}(|W|·|x| + |b|), in any order of summation."""
+    n = W.shape[1]
+
+    def rounded(gap: AffineForm) -> Vector:
+        terms = up(up(np.abs(W) @ x.around(gap).mag, n + 1) + np.abs(b))
+        return up(up(gamma(n + 1, x.u) * terms) + (n + 1) * NORMAL[x.dtype])
+
+    moved = [gap.linear(W) for gap in x.gaps]
+    pairs = zip(COMPARISONS, x.gaps, moved, strict=True)
+    gaps = [after.with_noise(rounded(gap)) if which.rounds else after for which, gap, after in pairs]
+    plain = AffineForm.of_box(x.within).linear(W, b).interval
+    return x.then(x.values.linear(W, b), plain, gaps)
+
+
+def added(x: Reached, y: Reached) -> Reached:
+    """x + y, with one rounding."""
+    gaps = []
+    for which, a, b in zip(COMPARISONS, x.gaps, y.gaps, strict=True):
+        size = up(up(x.around(a).mag + y.around(b).mag) * x.u)
+        gaps.append((a + b).with_noise(size) if which.rounds else a + b)
+    return x.then(x.values + y.values, x.within + y.within, gaps)
+
+
+def activated(x: Reached, solved: Solved, weight: Vector | None = None) -> Reached:
+    """f(x), where the converted network has the gate of `solved`. `weight` is that of a PReLU.
+
+    Proof.  |G(z + g) − f(z)| ≤ |G − f|(z + g) + |f(z + g) − f(z)|. The first is ≤ solved.error plus the rounding of the
+            gate, or the rounding of torch's own function. The second is s·g, as above.
+    """
+    if solved.sign is not None:
+        raise InputError("softsign takes two layers of attention, for which there is no rule of rounding")
+    enclose = _prelu(weight) if weight is not None else _expression(solved, x.dtype)
+    slope, offset, spread, within = _chord(enclose, x.within)
+    values = x.values.scaled(slope, offset).with_noise(spread)
+    gaps = []
+    for which, gap in zip(COMPARISONS, x.gaps, strict=True):
+        here = x.around(gap)
+        range_, slopes = _on_cells(enclose, here)
+        own = np.full(len(slope), solved.error if which.by_attention else 0.0)
+        if which.rounds and which.by_attention:
+            own = up(own + gate_rounding(solved, x.dtype, here.mag, weight))
+        elif which.rounds:
+            own = torch_rounding(solved, here, range_, x.u)
+        middle = slopes.mid
+        off = np.maximum(up(slopes.hi - middle), up(middle - slopes.lo))
+        turned = up(off * gap.size), float(up(off.max(initial=0.0) * gap.length))
+        gaps.append(gap.scaled(middle).with_noise(*turned).with_noise(own))
+    return x.then(values, within, gaps)
+
+
+def torch_rounding(solved: Solved, x: Interval, y: Interval, u: float) -> Vector:
+    """Return the assumed error of torch's activation on x, with values in y."""
+    size = up(2 * TORCH_ULPS * u * np.maximum(1.0, np.maximum(x.mag, y.mag)))
+    if solved.activation.name not in ("softplus", "logsigmoid"):
+        return size
+    beta = dict(solved.activation.parameters).get("beta", 1.0)
+    return up(size + up(SOFTPLUS_JUMP / beta))
+
+
+def _expression(solved: Solved, dtype: str) -> Callable[[Interval], Enclosed]:
+    parsed = _parsed(solved.activation.expression(dtype))
+
+    def enclose(x: Interval) -> Enclosed:
+        ranges, slopes = parsed.ranges_and_gradients(Interval(x.lo.reshape(-1, 1), x.hi.reshape(-1, 1)))
+        shaped = [Interval(a.lo.reshape(x.shape), a.hi.reshape(x.shape)) for a in (ranges, slopes)]
+        return shaped[0], shaped[1]
+
+    return enclose
+
+
+@cache
+def _parsed(text: str) -> Expression:
+    return Expression.parse(text)
+
+
+def _prelu(weight: Vector) -> Callable[[Interval], Enclosed]:
+    """max(x, 0) + w·min(x, 0)."""
+
+    def enclose(x: Interval) -> Enclosed:
+        w = np.broadcast_to(weight.reshape(-1, *[1] * (len(x.shape) - 1)), x.shape)
+        zero = Interval.point(np.zeros(x.shape))
+        low, high = np.where(x.hi <= 0, w, np.minimum(w, 1.0)), np.where(x.hi <= 0, w, np.maximum(w, 1.0))
+        slopes = Interval(np.where(x.lo >= 0, 1.0, low), np.where(x.lo >= 0, 1.0, high))
+        return x.max(zero) + x.min(zero) * w, slopes
+
+    return enclose
+
+
+def _cells(x: Interval) -> Interval:
+    """Cut the intervals (n,) into cells (n, CELLS)."""
+    at = np.linspace(0.0, 1.0, CELLS + 1)
+    ends = np.clip(x.lo[:, None] * (1 - at) + x.hi[:, None] * at, x.lo[:, None], x.hi[:, None])
+    ends[:, 0], ends[:, -1] = x.lo, x.hi
+    ends = np.maximum.accumulate(ends, axis=1)
+    return Interval(ends[:, :-1], ends[:, 1:])
+
+
+def _hull(cells: Interval) -> Interval:
+    return Interval(cells.lo.min(axis=1), cells.hi.max(axis=1))
+
+
+def _on_cells(enclose: Callable[[Interval], Enclosed], x: Interval) -> Enclosed:
+    """Return the range and the difference quotients on x.
+
+    A quotient over several cells is a mean of quotients over each, so it lies in the hull of theirs.
+    """
+    ranges, slopes = enclose(_cells(x))
+    return _hull(ranges), _hull(slopes)
+
+
+def _chord(enclose: Callable[[Interval], Enclosed], x: Interval) -> tuple[Vector, Vector, Vector, Interval]:
+    """Return slope, offset and spread with |f(t) − slope·t − offset| ≤ spread on x, and the range of f."""
+    cells = _cells(x)
+    ranges, slopes = enclose(cells)
+    middles = Interval.point(cells.mid)
+    at_middles, _ = enclose(middles)
+    away = cells - middles
+    ranges = ranges.intersect(at_middles + slopes * away)
+    ends, _ = enclose(Interval.point(np.stack([x.lo, x.hi], axis=1)))
+    with np.errstate(all="ignore"):
+        slope = (ends.mid[:, 1] - ends.mid[:, 0]) / (x.hi - x.lo)
+    slope = np.where(np.isfinite(slope), slope, 0.0)
+    each = Interval.point(slope[:, None])
+    rest = (at_middles - each * middles + (slopes - each) * away).intersect(ranges - each * cells)
+    distance = _hull(rest)
+    offset = distance.mid
+    spread = np.maximum(up(distance.hi - offset), up(offset - distance.lo))
+    return slope, offset, spread, _hull(ranges)
+
+
+def gate_rounding(solved: Solved, dtype: str, size: Vector, weight: Vector | None = None) -> Vector:
+    """Bound |gate as computed − gate in exact arithmetic| for inputs of absolute value ≤ size, entry by entry.
+
+    Proof.  y = Σ w_k·y_k with y_k = v_k + u_k·x and w = softmax(s). The computed weights belong to scores that are off
+            by at most e_k: two roundings of a_k·x + c_k, one of the difference from the maximum, and the error of the
+            exponential. With w̃_k ∝ w_k·e^{η_k}, |η_k| ≤ e_k, and since Σ w_k(y_k − y) = 0,
+
+                |ỹ − y| ≤ Σ_k w_k(e^{e_k} − 1)|y_k − y| / Σ_k w_k·e^{−e_k},   |y_k − y| ≤ Σ_j w_j|y_k − y_j|.
+
+            The divisor is at least e^{−Σ w_k·e_k} by Jensen's inequality. Sums, products and the division add
+            γ_{2p+8}·max_k(|v_k| + |u_k·x|), and a weight that becomes zero adds the smallest normal number times
+            |y_k − y|. Everything is bounded on cells of x in a geometric progression, from 0 to the largest size.
+    """
+    keys = key_arrays(stored_keys(solved.keys, dtype))
+    reach = float(size.max(initial=0.0))
+    inner, errors = _rounding_on_cells(tuple(map(tuple, keys.values())), dtype, _power_above(reach))
+    found = errors[np.maximum(np.searchsorted(inner, size, side="right") - 1, 0)]
+    if weight is None:
+        return found
+    # right + w·(x − right): an error of `right` counts |1 − w| times, and there are four roundings
+    jump, sizes = up(1 + np.abs(weight)), up(size * up(1 + 2 * np.abs(weight)))
+    return up(up(jump * found) + up(gamma(4, UNIT_ROUNDOFF[dtype]) * up(sizes * 2)))
+
+
+def _power_above(x: float) -> float:
+    """Return a power of two above x and at least 1, so that the table of a gate is made for few sizes."""
+    return 2.0 ** max(0, math.frexp(x)[1])
+
+
+@cache
+def _rounding_on_cells(keys: tuple[tuple[float, ...], ...], dtype: str, reach: float) -> tuple[Array, Array]:
+    """Return the inner ends of cells of |x| up to `reach`, and the largest rounding error of the gate up to each."""
+    u, ulps, normal = UNIT_ROUNDOFF[dtype], ENGINE_ULPS[dtype], NORMAL[dtype]
+    a, c, v, carried = (np.array(numbers) for numbers in keys)
+    p = len(a)
+    first = 1 / (64 * max(1.0, float(np.abs(a).max())))
+    count = max(1, math.ceil(math.log(reach / first) / math.log(CELL_RATIO)))
+    ends = np.concatenate([[0.0], first * CELL_RATIO ** np.arange(count), [reach * CELL_RATIO]])
+    low, high = ends[:-1], np.maximum(ends[1:], ends[:-1])
+    worst = np.zeros(len(low))
+    for x in (Interval(low, high), Interval(-high, -low)):
+        each = Interval(x.lo[:, None, None], x.hi[:, None, None])
+        between = Interval.point(a[:, None]) - a[None], Interval.point(c[:, None]) - c[None]
+        ahead = each * Interval(between[0].lo[None], between[0].hi[None]) + Interval(
+            between[1].lo[None], between[1].hi[None]
+        )  # s_j − s_k, of shape (cells, j, k)
+        with np.errstate(all="ignore"):
+            weights = up(1 / elementary.exp(ahead).lo.sum(axis=1)) * SLACK  # w_k = 1/Σ_j e^{s_j − s_k}
+            weights = np.minimum(weights, 1.0)
+            logs = -ahead.lo.max(axis=1)  # an upper bound of log w_k
+            size = x.mag[:, None]
+            scores = size * np.abs(a) + np.abs(c)
+            e = SLACK * (gamma(3, u) * scores + u * (scores + scores.max(axis=1, keepdims=True)) + 2 * ulps * u)
+            moved = np.where(e < 1, weights * np.expm1(np.minimum(e, 1.0)), np.exp(np.minimum(e + logs, 700.0)))
+            moved = np.where(e + logs > 700, np.inf, moved)
+            apart = np.abs(v[:, None] - v[None]) + size[:, :, None] * np.abs(carried[:, None] - carried[None])
+            distance = (apart * weights[:, None, :]).sum(axis=2)  # |y_k − y|
+            divisor = np.exp(-np.minimum((weights * e).sum(axis=1), 700.0))
+            shifted = (moved * distance).sum(axis=1) / divisor
+            largest = (np.abs(v) + size * np.abs(carried)).max(axis=1)
+            lost = gamma(2 * p + 8, u) * largest + 2 * p * normal * (1 + apart.max(axis=(1, 2)))
+        worst = np.maximum(worst, SLACK * SLACK * (shifted + SLACK * lost))
+    return low, np.maximum.accumulate(worst)
+
+
+@dataclass(frozen=True, eq=False)
+class Norm:
+    """LayerNorm or RMSNorm over n entries: y = g·t + b, t = s·c, s = 1/√(mean c² + eps), c = x − mean x or x.
+
+    Range.  |t|₂ ≤ √n, and for LayerNorm |t_i| ≤ √(n − 1), since the entries of c have the sum 0.
+    Gap.    The derivative is g·s(P − t·tᵀ/n), with P the centring, or the identity. For a change e of x and p = P·e,
+            s = s₀ + Δs and t = t₀ + Δt on the values reached, this differs from g·s₀(P − t₀·t₀ᵀ/n)·e by at most
+            |g_i|(Δs(|p_i| + |t_i|·τ/n) + s₀(Δt_i·τ + |t₀_i|·κ)/n), where τ ≥ |t·p| and κ ≥ |Δt·p|.
+    """
+
+    gain: Vector
+    bias: Vector
+    eps: float
+    centred: bool
+
+    @property
+    def n(self) -> int:
+        return len(self.gain)
+
+    def centring(self, x: AffineForm) -> AffineForm:
+        """P·x: subtract the mean."""
+        if not self.centred:
+            return x
+        n, size = self.n, x.size
+        lost = up(2.0**-52 * up(size + up(size.sum(), n) / n, 2))  # 1/n and 1 − 1/n are rounded
+        return x.linear(np.eye(n) - 1 / n).widened(lost)
+
+    def inverse_size(self, c: Interval, form: AffineForm | None) -> Interval:
+        """Return the range of s. By Cauchy and Schwarz, |c| ≥ c·c₀/|c₀| for the centre c₀ of the form."""
+        n = self.n
+        squares = c.square()
+        least = float(squares.lo.sum()) * (1 - n * 2.0**-52)
+        if form is not None and (norm := float(np.linalg.norm(form.centre))) > 0:
+            along = form.linear((form.centre / norm)[None]).interval
+            least = max(least, max(0.0, float(along.lo[0]) * (1 - (n + 4) * 2.0**-52)) ** 2 * (1 - 2.0**-50))
+        most = float(up(squares.hi.sum(), n + 1))
+        ends = [1 / math.sqrt(total / n + self.eps) for total in (most, least)]
+        return Interval(np.array(ends[0] * (1 - 2.0**-50)), np.array(ends[1] * (1 + 2.0**-50)))
+
+    def normalised(self, c: Interval, s: Interval) -> Interval:
+        """Return the range of t."""
+        most = float(up(math.sqrt(self.n - 1 if self.centred and self.n > 1 else self.n), 2))
+        return (c * s).intersect(Interval(np.full(self.n, -most), np.full(self.n, most)))
+
+
+def normed(x: Reached, norm: Norm) -> Reached:
+    """Apply a norm layer, as `Norm` describes."""
+    n, gain = norm.n, norm.gain
+    c = norm.centring(x.values)
+    inside = c.interval if norm.centred else x.within
+    s = norm.inverse_size(inside, c)
+    t = norm.normalised(inside, s)
+    middle = float(s.mid)
+    off = max(float(up(s.hi - middle)), float(up(middle - s.lo)))
+    values = c.scaled(np.full(n, middle)).with_noise(up(off * inside.mag))
+    if (values.spread > up(t.width)).all():  # the range of t is narrower than that of the form
+        values = AffineForm.around(t)
+    within = Interval.point(gain) * t + norm.bias
+    gaps = [_normed_gap(x, norm, which, gap) for which, gap in zip(COMPARISONS, x.gaps, strict=True)]
+    return x.then(values.scaled(gain, norm.bias), within, gaps)
+
+
+def _normed_gap(x: Reached, norm: Norm, which: Comparison, gap: AffineForm) -> AffineForm:
+    n, gain = norm.n, np.abs(norm.gain)
+    moved = norm.centring(gap)
+    p = moved.size
+    inside = (norm.centring(x.values).interval if norm.centred else x.within) + Interval(-p, p)
+    s = norm.inverse_size(inside, None if p.any() else norm.centring(x.values))
+    t = norm.normalised(inside, s)
+    noise = np.zeros(n)
+    out = AffineForm.zero(n)
+    if p.any():
+        s0, t0 = float(s.mid), t.mid
+        ds = max(float(up(s.hi - s0)), float(up(s0 - s.lo)))
+        dt = np.maximum(up(t.hi - t0), up(t0 - t.lo))
+        length = moved.length
+        tau = min(float(up(math.sqrt(n), 2) * length) * SLACK, float(up((t.mag * p).sum(), n + 2)))
+        kappa = min(float(up((dt * p).sum(), n + 2)), norm_up(dt) * length * SLACK)
+        first, second = p + t.mag * tau / n, dt * tau / n + np.abs(t0) * kappa / n
+        noise = SLACK * gain * (ds * first + s0 * second)
+        signed = norm.gain * s0
+        out = moved.scaled(signed) + moved.linear(np.outer(-signed * t0 / n, t0)).widened(
+            SLACK * 2.0**-50 * np.abs(signed * t0 / n) * float(np.abs(t0) @ p)
+        )
+    if which.rounds:
+        noise = noise + _norm_rounding(x, norm, gap, inside, s, t)
+    return out.with_noise(noise)
+
+
+def _norm_rounding(x: Reached, norm: Norm, gap: AffineForm, c: Interval, s: Interval, t: Interval) -> Vector:
+    """Bound the rounding of a norm layer, under the assumption about its statistics in `on_box.ASSUMPTIONS`.
+
+    Proof.  If the mean is off by E and √(mean c²) by E, then c is off by E + u|c|, and s relatively by
+            e^r − 1 with r = E·max σ/(σ² + eps), over all σ between the two. σ/(σ² + eps) is at most 1/σ and at most
+            1/(2√eps). Then there are three roundings.
+    """
+    n, u = norm.n, x.u
+    largest = float(x.around(gap).mag.max())
+    E = SLACK * gamma(2 * n + 16, u) * largest if norm.centred else 0.0
+    relative = gamma(2 * n + 16, u)
+    if norm.centred:
+        least = math.sqrt(max(0.0, 1 / float(s.hi) ** 2 - norm.eps)) / SLACK - E
+        steepest = [1 / least] if least > 0 else []
+        steepest += [1 / (2 * math.sqrt(norm.eps))] if norm.eps > 0 else []
+        relative += SLACK * E * min(steepest, default=math.inf)
+    if relative >= 0.5:
+        return np.full(n, np.inf)
+    relative *= 2  # e^r − 1 ≤ 2r for r ≤ 1
+    shifted = float(s.hi) * E * (1 + 2 * relative)
+    y = np.abs(norm.gain) * t.mag
+    lost = y * relative + np.abs(norm.gain) * shifted + gamma(6, u) * (y * (1 + relative) + shifted + np.abs(norm.bias))
+    return np.asarray(SLACK * lost + 8 * NORMAL[x.dtype])
+
+
+@dataclass(frozen=True, eq=False)
+class SelfAttention:
+    """Multi-head attention of tokens that all lie in one box, with any mask that leaves a key to every query.
+
+    Range.  The output of a head is a mean of values v_j, so that it lies in the range of v.
+    Gap.    If scores are off by at most a, the weights move by at most tanh(a/2) ≤ a/2 in total variation, and a mean
+            of v by that times the width of the range of v.
+    """
+
+    W_Q: Float[np.ndarray, "n n"]
+    W_K: Float[np.ndarray, "n n"]
+    W_V: Float[np.ndarray, "n n"]
+    b_Q: Vector
+    b_K: Vector
+    b_V: Vector
+    W_O: Float[np.ndarray, "n n"]
+    b_O: Vector
+    num_heads: int
+
+
+def attended(x: Reached, layer: SelfAttention) -> Reached:
+    """Apply self-attention, as `SelfAttention` describes.
+
+    As computed, weights are off relatively by at most γ_{3m+64} for m tokens, whether the softmax runs over all keys at
+    once or over blocks of them.
+    """
+    q, k, v = (linear(x, W, b) for W, b in ((layer.W_Q, layer.b_Q), (layer.W_K, layer.b_K), (layer.W_V, layer.b_V)))
+    d = len(layer.b_Q) // layer.num_heads
+    scale = float(up(1 / math.sqrt(d), 2))
+    gaps = []
+    for which, dq, dk, dv in zip(COMPARISONS, q.gaps, k.gaps, v.gaps, strict=True):
+        Q, K, eq, ek = q.within.mag, k.within.mag, dq.size, dk.size
+        terms = up(up(Q * ek) + up(eq * up(K + ek)), 2)
+        off = _per_head(terms, layer.num_heads) * scale
+        wide = v.around(dv)
+        noise = dv.size
+        if which.rounds:
+            scores = _per_head(up(up(Q + eq) * up(K + ek), 2), layer.num_heads) * scale
+            off = off + (gamma(d + 4, x.u) + 2 * x.u) * scores + 2 * x.u * scores
+            noise = up(noise + up(gamma(3 * x.tokens + 64, x.u) * wide.mag) + (x.tokens + 1) * NORMAL[x.dtype])
+        share = np.repeat(np.minimum(SLACK * off / 2, 1.0), d)
+        gaps.append(AffineForm.zero(len(noise)).with_noise(up(noise + up(share * up(wide.width)))))
+    mean = replace(v, values=v.values.folded(), gaps=tuple(gaps))
+    return linear(mean, layer.W_O, layer.b_O)
+
+
+def _per_head(terms: Vector, num_heads: int) -> Float[np.ndarray, " heads"]:
+    """Sum over the entries of every head, rounded up."""
+    by_head = terms.reshape(num_heads, -1)
+    return up(by_head.sum(axis=1), by_head.shape[1])
