@@ -203,17 +203,15 @@ def cheapest(rows: Sequence[Estimate], criterion: str) -> list[Estimate]:
 def cheapest_first(target: Target, request: Request, constructions: Sequence[Construction]) -> Iterator[Estimate]:
     """Yield the rows of constructions that can be used, cheapest first; raise BoundNotMet with all reasons if none can.
 
-    If the criterion is multiply_adds, a construction is first estimated with the most anchors for which it could be
-    cheaper than the cheapest one so far. This avoids counting the many anchors of a grid at a kink.
+    If the criterion is multiply_adds, a construction is first estimated with at most as many anchors as the cheapest
+    one has multiply-adds: with more it cannot be cheaper. This avoids counting the many anchors of a grid at a kink.
     """
     rows, able, left = dict[str, Estimate](), list[Estimate](), list(constructions)
     is_any = False
     while left or able:
         for construction in tuple(left):
-            most = request.max_anchors
-            if able and request.criterion == "multiply_adds":
-                most = max(1, min(most, able[0].multiply_adds // construction.least_work(target)))
-            capped = replace(request, max_anchors=most, needs_best=most == request.max_anchors)
+            most = able[0].multiply_adds if able and request.criterion == "multiply_adds" else request.max_anchors
+            capped = replace(request, max_anchors=max(1, min(most, request.max_anchors)))
             row = rows[construction.name] = estimate(construction, target, capped)
             if row.why_not is None or capped == request:
                 left.remove(construction)

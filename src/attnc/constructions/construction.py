@@ -74,9 +74,6 @@ class Request:
         A second dtype in which the network is certified.
     seconds : float
         The time limit of `attnc.compile`. The function of a theorem has none.
-    needs_best : bool
-        Whether a refusal should state the best network within max_anchors. An estimate that only has to be cheaper than
-        another one needs none.
     progress : callable, optional
         Called with the current step and the fraction of it that is done.
     points_per_axis, beta, num_step_anchors, margin
@@ -111,7 +108,6 @@ class Request:
     criterion: str = "multiply_adds"
     also: str | None = None
     seconds: float = math.inf
-    needs_best: bool = True
 
     def __post_init__(self) -> None:
         limit = None if self.seconds == math.inf else self.seconds
@@ -295,8 +291,6 @@ class Construction:
         The options that it takes, among "centres", "heads", "norm", "beta" and "points_per_axis".
     has_own_functions : bool
         Whether each head computes a function of its own. Pictures then show the keys of each head, not common cells.
-    is_one_head : bool
-        Whether all anchors are keys of one head, each with a slope for every variable, an offset and its values.
 
     Examples
     --------
@@ -314,11 +308,6 @@ class Construction:
     estimated: Callable[[Target, Request], Estimate] | None = None
     options: frozenset[str] = frozenset()
     has_own_functions: bool = False
-    is_one_head: bool = False
-
-    def least_work(self, target: Target) -> int:
-        """Return the least number of multiply-adds per anchor: one or more for its score, and for its values."""
-        return target.box.d + 2 if self.is_one_head else 2
 
     def accept(self, target: Target, request: Request) -> None:
         """Raise InputError unless this construction takes the target."""

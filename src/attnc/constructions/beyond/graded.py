@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 
 from attnc.constructions.built import Built, Progress, round_above
-from attnc.constructions.construction import MAX_BYTES, Estimate, Request
+from attnc.constructions.construction import MAX_BYTES, Request
 from attnc.constructions.fitting.key_group import (
     LARGEST_GROUP,
     KeyGroup,
@@ -38,8 +38,6 @@ from attnc.targets.target import Target
 MAX_GRADED_KEYS = 4096
 """Default limit on the number of keys. It bounds the time of a fit. Measured with five functions, of up to 44 keys:
 half and twice as many give the same networks."""
-MAX_VALUE = 10.0
-"""Default limit on |value| of a key, in units of max|f|."""
 
 
 @one_thread()
@@ -49,7 +47,7 @@ def graded(
     eps: float | None = None,
     num_anchors: int | None = None,
     kinks: Sequence[float | Kink] | None = None,
-    max_value: float = MAX_VALUE,
+    max_value: float = 10.0,
     dtype: str = "float64",
     max_anchors: int = MAX_GRADED_KEYS,
     max_bytes: int = MAX_BYTES,
@@ -114,24 +112,6 @@ def graded(
     (5, '1 + 4')
     """
     request = Request(eps, dtype, max_anchors=max_anchors, max_bytes=max_bytes, progress=progress)
-    return _searched(target, request, num_anchors, kinks, max_value)
-
-
-@one_thread()
-def _estimate(target: Target, request: Request) -> Estimate:
-    """Build the head, and count its anchors."""
-    built = _searched(target, request.for_largest_error(target.box))
-    return Estimate.of_built(built, built.observed)
-
-
-def _searched(
-    target: Target,
-    request: Request,
-    num_anchors: int | None = None,
-    kinks: Sequence[float | Kink] | None = None,
-    max_value: float = MAX_VALUE,
-) -> Built:
-    """Return the best head with num_anchors keys, or one with the fewest keys within eps; raise BoundNotMet if none."""
     most = allowed_anchors(target, request)
     check_unary("graded", target, request, num_anchors, max_value, most)
     if not target.is_continuous:
@@ -164,7 +144,7 @@ def graded_keys(
     *,
     eps: float | None = None,
     num_keys: int | None = None,
-    max_value: float = MAX_VALUE,
+    max_value: float = 10.0,
     dtype: str = "float64",
 ) -> SoftHead[np.ndarray]:
     """Return only the head, for f from points (m,) to (m,) or (m, outputs).
@@ -313,8 +293,7 @@ def fit_within(line: PiecewiseFunction, most: int) -> JoinedHead:
             if not is_met or len(groups) == 1:
                 break
         if sum(group.p for group in groups) >= most:
-            is_last_chance = line.request.needs_best and len(line.pieces) <= most <= AFFORDABLE
-            tried += [fit_size(line, most)] if is_last_chance else []
+            tried += [fit_size(line, most)] if len(line.pieces) <= most <= AFFORDABLE else []
             break
         if len(groups) > 1:
             tried.append(_best_joined(careful, groups))
@@ -494,4 +473,4 @@ def _suits(target: Target, request: Request) -> bool:
     return target.kind == "function" and GRADED.why_not(target, request) is None and request.is_short_proof(target)
 
 
-GRADED = unary_construction(graded, _suits, _estimate)
+GRADED = unary_construction(graded, _suits)

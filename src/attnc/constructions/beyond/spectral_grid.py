@@ -176,7 +176,6 @@ class SpectralSearch:
         first = [middle, corners, scattered[: NUM_SECTIONS_AT_FIRST - 9], scattered[[values.argmax()]]]
         self.through = np.concatenate(first) if d > 1 else middle
         self.size = max(float(values.max()), float(np.abs(target(self.through)).max()))
-        self.begun: tuple[SpectralAxis, ...] | None = None
 
     def build(self, found: Spectrum) -> Built:
         """Return the program of the head over the grid."""
@@ -189,15 +188,12 @@ class SpectralSearch:
         return Built(head.program(self.target, MARGIN_OF_POSITIONS), NAME, None, parameters=parameters)
 
     def begin(self) -> tuple[SpectralAxis, ...]:
-        """Return the axes that the first sections give. An estimate and the build after it share them."""
-        if self.begun is not None:
-            return self.begun
+        """Return the axes that the first sections give."""
         eps, level = self.request.goal, RESOLVED_ROUNDINGS * UNIT_ROUNDOFF[self.dtype] * self.size
         require_resolution(self.target, eps, self.dtype, level)
         self.max_value = min(self.max_value, value_limit(eps, self.size, self.dtype))
         axes = self.choose(FIT_SHARE * eps)
         self._check_limits(axes)
-        self.begun = axes
         return axes
 
     def reach(self) -> Spectrum:
@@ -387,6 +383,4 @@ def few_axes(target: Target, request: Request) -> str | None:
     return None if d <= most else f"takes 1 to {most} variables; 5 anchors per axis are {5.0**d:.1e} for {d} variables"
 
 
-SPECTRAL_GRID = Construction(
-    NAME, for_eps(spectral_grid), (*FIT, few_axes), _suits, _estimate, frozenset({"norm"}), is_one_head=True
-)
+SPECTRAL_GRID = Construction(NAME, for_eps(spectral_grid), (*FIT, few_axes), _suits, _estimate, frozenset({"norm"}))

@@ -187,16 +187,11 @@ class ValueSolver(ABC):
 
     def first_cut(self, sections: Sections) -> Kept | None:
         """Return the values made from `solved` with the first cut that keeps them within limits, or None."""
-        for cut in self.distinct_cuts:
+        for cut in self.cuts:
             values = self.values(sections.solved, cut)
             if values is not None and (growth := sections.growth(values)) <= 1:
                 return Kept(values, cut, growth)
         return None
-
-    @property
-    def distinct_cuts(self) -> Sequence[float]:
-        """The cuts, without those that give the same values as an earlier one."""
-        return self.cuts
 
 
 class Decomposition(ValueSolver):
@@ -214,13 +209,7 @@ class Decomposition(ValueSolver):
     def _ranks(self) -> dict[float, int]:
         """The number of singular values above each cut."""
         singular = self.factors[1]
-        ranks = np.count_nonzero(singular > np.multiply.outer(self.cuts, singular[0])[:, None], axis=1)
-        return dict(zip(self.cuts, ranks.tolist(), strict=True))
-
-    @functools.cached_property
-    def distinct_cuts(self) -> Sequence[float]:
-        """The first cut of each rank."""
-        return tuple({rank: cut for cut, rank in reversed(self._ranks.items())}.values())[::-1]
+        return {cut: int(np.count_nonzero(singular > cut * singular[0])) for cut in self.cuts}
 
     def rank(self, cut: float) -> int:
         """Return the number of singular values above this share of the largest, which is one of the cuts."""

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from attnc.constructions.built import Built
-from attnc.constructions.construction import FIT, Construction, Estimate, Request, for_eps, one_variable, refuse
+from attnc.constructions.construction import FIT, Construction, Request, for_eps, one_variable, refuse
 from attnc.constructions.fitting.cell_head import CellHead, self_attention
 from attnc.constructions.fitting.minimax import Function, chebyshev, fit_values, highest
 from attnc.constructions.fitting.selection import Positions, num_positions
@@ -191,12 +191,7 @@ def check_unary(
 
 
 def unary_construction(
-    theorem: Callable[..., Built],
-    suits: Callable[[Target, Request], bool] = lambda target, request: False,
-    estimated: Callable[[Target, Request], Estimate] | None = None,
+    theorem: Callable[..., Built], suits: Callable[[Target, Request], bool] = lambda target, request: False
 ) -> Construction:
     """Return the construction of a theorem for functions of one variable."""
-    conditions, options = (*FIT, one_variable), frozenset({"norm"})
-    return Construction(
-        theorem.__name__, for_eps(theorem), conditions, suits, estimated, options=options, is_one_head=True
-    )
+    return Construction(theorem.__name__, for_eps(theorem), (*FIT, one_variable), suits, options=frozenset({"norm"}))
