@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import typer
 
@@ -107,7 +108,7 @@ def test_quiet(run, net: Path, tmp_path: Path) -> None:
         assert run(*words, "--quiet") == (0, "", ""), words
     assert run("-q", "info", made) == (0, "", "")
     value = run("eval", net, "x=4", "y=0", "--outside", "clamp", "-q")
-    assert float(value.out) == attnc.load(net)([[3.0, 0.0]])[0]
+    assert float(value.out) == attnc.load(net).at(np.array([[3.0, 0.0]]))[0, 0]
     assert value.err == "", "no note"
     assert run("eval", net, "x=1", "y=0", "-q", "--json").json["inside"]
     refused = run("eval", net, "x=4", "y=0", "-q")
