@@ -17,10 +17,10 @@ import numpy as np
 from attnc.constructions.construction import MAX_BYTES
 from attnc.engines.fused import is_between
 from attnc.engines.numpy_engine import FractionDone, Limits, NumpyEngine, OutsideLimits, has_numba
-from attnc.errors import InputError, ParityExceeded, ProgramError, real_number
+from attnc.errors import InputError, ParityExceeded, ProgramError, real_number, whole_number
 from attnc.exports.directory import folder_named, save_network
 from attnc.ir.program import Program, require_shapes, split_columns
-from attnc.ir.reference import evaluate_recorded
+from attnc.ir.reference import evaluate_visited
 from attnc.ir.rounding import evaluation_error
 from attnc.ir.spec import check
 from attnc.numerics.arithmetic import warn_of_fault
@@ -42,6 +42,8 @@ OUTSIDE = ("raise", "clamp", "allow")
 """The choices for a point outside the box of a network."""
 BEYOND = ("clamp", "nan", "allow")
 """The same choices for an exported network: torch modules, JAX functions and ONNX files cannot refuse a point."""
+FORMS = ("folded", "unfolded")
+"""The forms of a torch module."""
 PART_TOLERANCE = 0.003
 """The proof on a part of the box ends when its bound is within this share of the error seen there: a bound is printed
 with three digits."""
@@ -486,7 +488,9 @@ class Network:
         if not cache:
             return Run(self._outputs(inputs, outside, is_compiled=has_numba()), {})
         checked = self._in_box(self._as_arrays(inputs, outside), outside)
-        return Run(*evaluate_recorded(self.program, checked, max_bytes))
+        found: dict[str, np.ndarray] = {}
+        outputs = evaluate_visited(self.program, checked, lambda name, array: found.setdefault(name, array), max_bytes)
+        return Run(outputs, found)
 
     def _outputs(
         self, inputs: tuple[Any, ...], outside: str, progress: FractionDone | None = None, *, is_compiled: bool
@@ -626,11 +630,31 @@ class Network:
 
         plot_certificate(self, path)
 
-    def to_torch(self, *, outside: str = "allow") -> Any:
+    def to_torch(
+        self, *, form: str = "folded", trainable: bool = False, block: int | str | None = "auto", outside: str = "allow"
+    ) -> Any:
         """Return a torch.nn.Module in the program's dtype: same inputs, same outputs, differentiable in its inputs.
+
+        **The folded form takes points in blocks.** A hook on it sees one block at a time, and is called once for each:
+        with 3,844 keys, above 272 points without a gradient. `block=None` switches blocks off. The unfolded form never
+        has blocks.
 
         Parameters
         ----------
+        form : str
+            "folded" for speed: constants are multiplied out, and constant keys are projected once. "unfolded" for
+            hooks: every layer as it is written. It has a submodule `place1` for each layer, `attend1.head0` for each
+            head with the parameters W_Q, W_K, W_V and W_O, and a hook point (an identity module) for each name of
+            `net.run(points, cache=True)`: see `module.hook_points`.
+        trainable : bool
+            Whether weights are parameters that need a gradient. In the unfolded form these are the stored entries of
+            affine maps, and the entries of W_Q, W_K, W_V and W_O that are not zero; zeros get no gradient and keep the
+            structure of the network. `with_weights` takes such a module back. In the folded form these are the queries,
+            keys, values, W_O and output map that remain after folding; they cannot be taken back. If False, parameters
+            of the unfolded form need no gradient, and the folded form has buffers instead of parameters.
+        block : int, str or None
+            For the folded form: the number of points in a block, "auto" to choose it by memory, or None for all points
+            at once. Memory then grows with points × keys.
         outside : str
             For points outside the box: "clamp" to move them to it, "nan" to return NaN, or "allow" to compute there,
             where nothing is claimed.
@@ -643,18 +667,35 @@ class Network:
         Raises
         ------
         InputError
-            If `outside` is another word.
+            If `form`, `block` or `outside` is another word, or blocks are asked of the unfolded form.
+        ProgramError
+            If a name of the program cannot be a name of a torch module.
 
         Examples
         --------
         >>> import attnc, torch
-        >>> module = attnc.compile("tanh(x)", {"x": (-1, 1)}, eps=1e-6).to_torch()
-        >>> module(torch.zeros(3, 1, dtype=torch.float64)).shape
+        >>> net = attnc.compile("tanh(x)", {"x": (-1, 1)}, eps=1e-6)
+        >>> net.to_torch()(torch.zeros(3, 1, dtype=torch.float64)).shape
         torch.Size([3])
+        >>> module, seen = net.to_torch(form="unfolded"), {}
+        >>> hook = module.attend1.head0.pattern.register_forward_hook(lambda _, given, pattern: seen.update(p=pattern))
+        >>> module(torch.zeros(3, 1)).shape, seen["p"].shape
+        (torch.Size([3]), torch.Size([3, 1, 2]))
         """
+        limits, is_nan = self._limits(outside), outside == "nan"
+        if form not in FORMS:
+            raise InputError(f"form must be one of {', '.join(FORMS)}; found {form!r}")
+        if form == "unfolded":
+            if block not in ("auto", None):
+                raise InputError(f"the unfolded form takes all points at once: leave out block={block!r}")
+            from attnc.engines.torch_unfolded import to_torch_unfolded
+
+            return to_torch_unfolded(self.program, limits, is_nan_outside=is_nan, trainable=bool(trainable))
+        if block not in ("auto", None):
+            block = whole_number("block", block, 1)
         from attnc.engines.torch_engine import to_torch
 
-        return to_torch(self.program, self._limits(outside), is_nan_outside=outside == "nan")
+        return to_torch(self.program, limits, is_nan_outside=is_nan, block=block, trainable=bool(trainable))
 
     def to_jax(self, *, outside: str = "allow") -> Callable[..., Any]:
         """Return a pure function of JAX arrays, which `jax.jit`, `jax.vmap` and `jax.grad` take.
