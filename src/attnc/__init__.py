@@ -18,6 +18,7 @@ from attnc.errors import (
     ParityExceeded,
     ProgramError,
 )
+from attnc.interventions import Ablated, Trace, TracedSite, trace
 from attnc.ir import Affine, Attention, Program, Softmax
 from attnc.ir.layers import Head
 from attnc.ir.sparse import Sparse
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Ablated",
     "Affine",
     "Attention",
     "AttncError",
@@ -77,6 +79,8 @@ __all__ = [
     "TableTarget",
     "Target",
     "Term",
+    "Trace",
+    "TracedSite",
     "TruncatedLinear",
     "as_target",
     "compile",
@@ -88,6 +92,7 @@ __all__ = [
     "load_converted",
     "mlp_network",
     "plan",
+    "trace",
     "verify",
 ]
 

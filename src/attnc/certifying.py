@@ -141,6 +141,7 @@ def _by_theorem(built: Built, target: Target, eps: float | None, p: float) -> Ne
         definitions=target.definitions,
         eps=eps,
         parameters=dict(built.parameters),
+        derivation=built.derivation,
     )
     truncation = network.truncation
     if built.bound is not None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from attnc.engines.fused import is_between
 from attnc.engines.numpy_engine import FractionDone, Limits, NumpyEngine, OutsideLimits, has_numba
 from attnc.errors import InputError, ParityExceeded, ProgramError, real_number, whole_number
 from attnc.exports.directory import folder_named, save_network
+from attnc.ir.patching import Patch, patching
 from attnc.ir.program import Program, require_shapes, split_columns
 from attnc.ir.reference import evaluate_visited
 from attnc.ir.rounding import evaluation_error
@@ -36,7 +37,11 @@ from attnc.targets.box import Box, BoxLike
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.expression import Expression
 from attnc.targets.expressions.kinks import REACH
+from attnc.targets.parts.part import Derivation
 from attnc.wording import NOT_CERTIFIED, ON_EXPORT, ON_FILE, ceiling, function_of, plural, said
+
+if TYPE_CHECKING:
+    from attnc.interventions import Ablated
 
 OUTSIDE = ("raise", "clamp", "allow")
 """The choices for a point outside the box of a network."""
@@ -133,6 +138,9 @@ class Network:
     definitions : str or None
         The definitions that state a truncated linear function or a ReLU network. Files hold them instead of the
         expression.
+    derivation : Derivation or None
+        The part of the expression that every head of a composition computes. Files hold it only as the stages of a
+        certificate.
 
     Examples
     --------
@@ -152,6 +160,7 @@ class Network:
     command: str | None = None
     also: Mapping[str, Certificate] = field(default_factory=dict)
     definitions: str | None = None
+    derivation: Derivation | None = None
 
     def __repr__(self) -> str:
         """Return one line: weights and leaves may be millions of numbers."""
@@ -453,8 +462,11 @@ class Network:
         cache: bool = False,
         outside: str = "raise",
         max_bytes: int = MAX_BYTES,
+        patch: Mapping[str, Patch] | None = None,
     ) -> Run:
         """Return the outputs. With `cache`, also return every intermediate array of the unfolded reference.
+
+        With `patch`, replace some of these arrays, and compute the later ones from them. No bound is claimed then.
 
         Parameters
         ----------
@@ -462,11 +474,16 @@ class Network:
             As for a call of the network.
         cache : bool
             Whether to keep the arrays. `layer.channel` is (batch, tokens), `layer.head0.scores` and
-            `layer.head0.pattern` are (batch, queries, keys). Tokens and queries that nothing reads are left out.
+            `layer.head0.pattern` are (batch, queries, keys), and `layer.head0.z` is (batch, queries, d_v): the mean of
+            the values by the pattern, before W_O. Tokens and queries that nothing reads are left out.
         outside : str
             As for a call of the network.
         max_bytes : int
             Limit of the memory for the arrays.
+        patch : mapping, optional
+            Name of the cache → the array to use instead, of the same shape, or with 1 in place of the batch, or a
+            number; or a function that takes the array and returns such a one. The cache has the new array. Scores may
+            be −∞.
 
         Returns
         -------
@@ -476,7 +493,8 @@ class Network:
         Raises
         ------
         InputError
-            As for a call of the network, and if the arrays need more than `max_bytes`.
+            As for a call of the network, if the arrays need more than `max_bytes`, and if a patch has an unknown name
+            or does not fit.
 
         Examples
         --------
@@ -484,13 +502,63 @@ class Network:
         >>> net = attnc.compile("tanh(x)", {"x": (-1, 1)}, eps=1e-6)
         >>> [name for name in net.run([[0.5]], cache=True).cache if name.endswith("pattern")]
         ['attend1.head0.pattern']
+        >>> net.run([[0.5]], patch={"attend1.head0.pattern": [[[0.5, 0.5]]]}).outputs.round(9).tolist()
+        [0.0]
         """
-        if not cache:
+        if not cache and patch is None:
             return Run(self._outputs(inputs, outside, is_compiled=has_numba()), {})
         checked = self._in_box(self._as_arrays(inputs, outside), outside)
         found: dict[str, np.ndarray] = {}
-        outputs = evaluate_visited(self.program, checked, lambda name, array: found.setdefault(name, array), max_bytes)
+        visit = patching(self.program, patch or {}, found.setdefault if cache else None)
+        with np.errstate(**({"over": "ignore", "invalid": "ignore"} if patch else {})):
+            outputs = evaluate_visited(self.program, checked, visit, max_bytes)
+        if patch and not np.isfinite(outputs).all():
+            raise InputError(f"the patch makes outputs that are not finite in {self.dtype}. Choose smaller numbers.")
         return Run(outputs, found)
+
+    def ablate(
+        self,
+        head: str | Sequence[str],
+        how: str = "zero",
+        *,
+        over: Float[np.ndarray, "points d"] | None = None,
+        seed: int = 0,
+    ) -> Ablated:
+        """Return the network with a head, or several, switched off: to call and to run, without a certificate.
+
+        Parameters
+        ----------
+        head : str or sequence of str
+            The head, such as "attend1.head0", or several.
+        how : str
+            The numbers that replace the head's z, the mean of its values by its pattern: "zero"; "mean", the mean of z
+            over the points `over`; "resample", the z of a point that is drawn from `over` for each point.
+        over : array_like, optional
+            Points (n, d), one column per variable. By default, 256 points of the box: a grid, and random points.
+        seed : int
+            The seed of the draw, and of the random points.
+
+        Returns
+        -------
+        Ablated
+            Call it as the network. The same call gives the same outputs.
+
+        Raises
+        ------
+        InputError
+            If there is no such head, `how` is another word, or `over` does not fit.
+
+        Examples
+        --------
+        >>> import attnc, numpy as np
+        >>> net = attnc.compile("sin(x) + cos(y)", {"x": (-3, 3), "y": (-3, 3)}, eps=1e-6)
+        >>> off = net.ablate("attend1.head1", how="mean", over=[[0.0, 0.0], [np.pi / 2, 0.0]])
+        >>> off([[3.0, 0.0]]).round(5).tolist()  # the mean of sin 0 and sin π/2, plus cos 0
+        [1.5]
+        """
+        from attnc.interventions import ablate
+
+        return ablate(self, head, how, over, seed)
 
     def _outputs(
         self, inputs: tuple[Any, ...], outside: str, progress: FractionDone | None = None, *, is_compiled: bool
