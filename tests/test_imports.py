@@ -29,8 +29,9 @@ LEVELS = (
     {"incontext"},
     {"model_card"},
     {"plots"},
-    {"exact_channels"},
-    {"interventions"},
+    {"exact_channels", "proving"},
+    {"interventions", "retraining"},
+    {"comparing"},
     {"network"},
     {"loading", "planning", "refusing", "certifying"},
     {"compiling"},
@@ -40,8 +41,18 @@ LEVELS = (
 """Lowest first. A part imports from the levels below its own and from itself, never from a neighbour on its level."""
 PROGRAMS = LEVELS[-1]
 """At the top, the parts that people run may use each other, and the public API."""
-ONLY_TYPES = {(part, "attnc.network") for part in ("exact_channels", "interventions", "model_card", "plots", "wording")}
-ONLY_TYPES.add(("plots", "attnc.interventions"))
+BELOW_NETWORK = (
+    "comparing",
+    "exact_channels",
+    "interventions",
+    "model_card",
+    "plots",
+    "proving",
+    "retraining",
+    "wording",
+)
+ONLY_TYPES = {(part, "attnc.network") for part in BELOW_NETWORK}
+ONLY_TYPES |= {("plots", "attnc.comparing"), ("plots", "attnc.interventions")}
 """Upwards, for annotations alone: words, cards and pictures are about a Network and its claims."""
 CODE_RUNNERS = {"eval", "exec", "compile", "__import__"}
 UNSAFE_MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}

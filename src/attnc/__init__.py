@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from attnc import constructions, incontext
+from attnc.comparing import Comparison, HeadComparison, compare
 from attnc.compiling import compile
 from attnc.constructions import Built, Estimate
 from attnc.converting import convert, load_converted, mlp_network
@@ -52,12 +53,14 @@ __all__ = [
     "Box",
     "Built",
     "Certificate",
+    "Comparison",
     "Diagnosis",
     "DomainError",
     "Estimate",
     "ExpressionError",
     "FileError",
     "Head",
+    "HeadComparison",
     "InputError",
     "Leaves",
     "MissingExtra",
@@ -83,6 +86,7 @@ __all__ = [
     "TracedSite",
     "TruncatedLinear",
     "as_target",
+    "compare",
     "compile",
     "constructions",
     "convert",

@@ -16,10 +16,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnc.errors import ProgramError
 from attnc.ir.layers import Affine, Attention, Head
 from attnc.numerics.arrays import Float
-from attnc.proofs.staged.claims import stated_derivation
 from attnc.targets.expressions.expression import Expression
 from attnc.targets.parts.part import Combination, Derivation, Part, Source, function_of_t
 from attnc.targets.parts.part_ranges import PartRanges, sub_boxes
@@ -66,13 +64,7 @@ class ExactChannels:
 
     @cached_property
     def _derivation(self) -> Derivation | None:
-        stages = self._network.certificate.by_heads
-        if self._network.derivation is not None or stages is None:
-            return self._network.derivation
-        try:
-            return stated_derivation(stages.heads, stages.outputs, self._variables)
-        except ProgramError:
-            return None
+        return self._network.known_derivation
 
     @cached_property
     def _symbols(self) -> dict[tuple[str, int], str]:
@@ -160,6 +152,8 @@ class ExactChannels:
         """
         state = {STATE + name: points[:, i] for i, name in enumerate(self._variables)}
         self._is_inside = True if self._intervals else None
+        if len(self._layers) % 2 == 0:
+            raise NotStatedError
         levels = zip(self._layers[:-1:2], self._layers[1::2], self._layers[2::2], strict=True)
         for place, attend, after in levels:
             if not (isinstance(place, Affine) and isinstance(attend, Attention) and attend.residual):

@@ -38,6 +38,7 @@ from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.expression import Expression
 from attnc.targets.expressions.kinks import REACH
 from attnc.targets.parts.part import Derivation
+from attnc.targets.target import Target
 from attnc.wording import NOT_CERTIFIED, ON_EXPORT, ON_FILE, ceiling, function_of, plural, said
 
 if TYPE_CHECKING:
@@ -291,7 +292,7 @@ class Network:
             return None
         if self.expression is None:
             return claim.bound
-        target, heads, p = ExpressionTarget(Expression.parse(self.expression), part), claim.by_heads, float(claim.norm)
+        target, p = ExpressionTarget(Expression.parse(self.expression), part), float(claim.norm)
         # The functions of the heads in the certificate are not trusted: the proof may raise ProgramError for them.
         with np.errstate(all="ignore"), suppress(ProgramError, OutOfTime), time_limit(seconds, counted=seconds):
             request = ProofRequest(
@@ -299,7 +300,7 @@ class Network:
                 observed=observed_error(self.at, target, self.work_per_point, p),
                 tolerance=PART_TOLERANCE,
                 truncation=self.truncation,
-                derivation=None if heads is None else stated_derivation(heads.heads, heads.outputs, self.variables),
+                derivation=None if claim.by_heads is None else self.known_derivation,
                 has_theorem=claim.by_leaves is not None and bool(claim.by_leaves.cuts),
             )
             proof = best_proof(self.program, target, request)
@@ -370,6 +371,17 @@ class Network:
         if claim is None:
             claim = Certificate(None, None, (), (), dtype, NOT_CERTIFIED, self.certificate.norm)
         return dataclasses.replace(self, program=check(self.program.astype(dtype)), certificate=claim, also={})
+
+    @cached_property
+    def known_derivation(self) -> Derivation | None:
+        """The derivation, or the one that the stages of the certificate state; None if there is neither."""
+        stages = self.certificate.by_heads
+        if self.derivation is not None or stages is None:
+            return self.derivation
+        try:
+            return stated_derivation(stages.heads, stages.outputs, self.variables)
+        except ProgramError:
+            return None
 
     @cached_property
     def _engine(self) -> NumpyEngine:
@@ -764,6 +776,56 @@ class Network:
         from attnc.engines.torch_engine import to_torch
 
         return to_torch(self.program, limits, is_nan_outside=is_nan, block=block, trainable=bool(trainable))
+
+    def with_weights(
+        self, module: Any, *, target: Target | None = None, eps: float | None = None, seconds: float = PROOF_SECONDS
+    ) -> Network:
+        """Return the network with the weights of a trained module, certified anew, or refuse it with its bound.
+
+        The bound is proved from the new weights alone. No theorem of a construction is used.
+
+        Parameters
+        ----------
+        module : torch.nn.Module or mapping
+            An unfolded module of this network, `net.to_torch(form="unfolded", trainable=True)`, or its state dict.
+        target : Target, optional
+            The function of the claim, on the same box. By default it is the expression of the network.
+        eps : float, optional
+            The largest error allowed. By default it is that of the network; without one, any bound is accepted.
+        seconds : float
+            Time limit of the proof.
+
+        Returns
+        -------
+        Network
+            The network with the new weights and their certificate.
+
+        Raises
+        ------
+        BoundNotMet
+            If the bound is above eps, or none can be proved. It carries the network with its bound.
+        InputError
+            If the weights are not those of an unfolded module of this network, are not finite, or the target is not
+            known or does not fit.
+
+        Examples
+        --------
+        >>> import attnc, torch
+        >>> net = attnc.compile("sin(x)", {"x": (-1, 1)}, eps=1e-3)
+        >>> module = net.to_torch(form="unfolded", trainable=True)
+        >>> net.with_weights(module).certificate.bound == net.certificate.bound
+        True
+        >>> with torch.no_grad():
+        ...     module.attend1.head0.W_O *= 1.5
+        >>> try:
+        ...     net.with_weights(module)
+        ... except attnc.BoundNotMet as refusal:
+        ...     print(0.4 < refusal.bound < 0.43)
+        True
+        """
+        from attnc.retraining import with_weights
+
+        return with_weights(self, module, target, eps, seconds)
 
     def to_jax(self, *, outside: str = "allow") -> Callable[..., Any]:
         """Return a pure function of JAX arrays, which `jax.jit`, `jax.vmap` and `jax.grad` take.

@@ -59,11 +59,12 @@ class UnfoldedNetwork(ProgramModule):
 
     Parameters are the stored entries of affine maps, `place1.weight` and `place1.constant`, and the matrices of heads,
     such as `attend1.head0.W_Q`. Entries of these matrices that are zero in the program get no gradient, so that
-    training keeps the structure of the network.
+    training keeps the structure of the network. `program` has the weights with which the module was made.
     """
 
     def __init__(self, program: Program, limits: Limits | None = None, *, is_nan_outside: bool = False) -> None:
         super().__init__(program, limits, is_nan_outside=is_nan_outside)
+        self.program = program
         self._layers: dict[str, list[str]] = {}
         for stream, prefix in zip(streams(program), (MEMORY, ""), strict=True):
             self.register_buffer(f"_read_{prefix}".rstrip("._"), torch.tensor(stream.first), persistent=False)
