@@ -30,7 +30,7 @@ MAX_SIGNATURE = 100
 """The length of a signature, in characters, above which every parameter has a line of its own."""
 QUOTED_TYPE = r"(?<=: |> )'([^']*)'"
 """A type in a signature: `from __future__ import annotations` makes it a string."""
-HELP_COLUMNS = "100"
+HELP_COLUMNS = "86"
 """The width of help texts, in characters: it fits beside the navigation on a desktop, and scrolls on a phone."""
 
 
