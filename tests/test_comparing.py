@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import runpy
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -219,6 +221,13 @@ def test_comparisons_that_are_refused(net):
     }.items():
         with pytest.raises(attnc.InputError, match=words):
             attnc.compare(*given)
+
+
+def test_the_example_runs(capsys):
+    example = runpy.run_path(str(Path(__file__).parents[1] / "examples/ground_truth.py"), run_name="ground_truth")
+    old, new = example["main"](steps=60).values()
+    assert old > 0.1 > new
+    assert "attend1.head1 (sin(x)) by zero" in capsys.readouterr().out
 
 
 def test_the_picture(net, tmp_path):

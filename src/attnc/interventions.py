@@ -75,13 +75,13 @@ class Ablated:
         what = self.network.expression or self.network.construction
         return f"<Ablated: {', '.join(self.heads)} by {self.how}, of {shortened(what, 60)}>"
 
-    def __call__(self, *inputs: npt.ArrayLike, outside: str = "raise") -> Float[np.ndarray, "batch ..."]:
+    def __call__(self, *inputs: Any, outside: str = "raise") -> Float[np.ndarray, "batch ..."]:
         """Return the outputs, as a call of the network does."""
         return self.run(*inputs, outside=outside).outputs
 
     def run(
         self,
-        *inputs: npt.ArrayLike,
+        *inputs: Any,
         cache: bool = False,
         patch: Mapping[str, Patch] | None = None,
         outside: str = "raise",
@@ -281,7 +281,7 @@ class Trace:
             "title": self.title,
             "note": self.note,
             "sites": [asdict(site) for site in self.sites],
-            **{name: np.where(np.isnan(array), None, array).tolist() for name, array in arrays.items()},
+            **{name: _plain(array) for name, array in arrays.items()},
         }
 
     def to_json(self) -> str:
@@ -408,6 +408,14 @@ def _only_channel(net: Network, layer: str, head: str) -> str | None:
     if len(written[number]) != 1 or written[number] & others:
         return None
     return found.channels[written[number].pop()]
+
+
+def _plain(array: np.ndarray) -> list[Any]:
+    """Return nested lists with None in place of NaN."""
+    stated = array.astype(object)
+    stated[np.isnan(array)] = None
+    found: list[Any] = stated.tolist()
+    return found
 
 
 def _share(p: np.ndarray, c: np.ndarray, k: np.ndarray) -> float:

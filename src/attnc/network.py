@@ -6,7 +6,7 @@ import dataclasses
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -522,7 +522,7 @@ class Network:
         checked = self._in_box(self._as_arrays(inputs, outside), outside)
         found: dict[str, np.ndarray] = {}
         visit = patching(self.program, patch or {}, found.setdefault if cache else None)
-        with np.errstate(**({"over": "ignore", "invalid": "ignore"} if patch else {})):
+        with np.errstate(over="ignore", invalid="ignore") if patch else nullcontext():
             outputs = evaluate_visited(self.program, checked, visit, max_bytes)
         if patch and not np.isfinite(outputs).all():
             raise InputError(f"the patch makes outputs that are not finite in {self.dtype}. Choose smaller numbers.")

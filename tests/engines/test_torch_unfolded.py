@@ -5,16 +5,21 @@ from __future__ import annotations
 import copy
 import dataclasses
 
+import hypothesis
 import numpy as np
 import pytest
 
 import attnc
-from attnc.ir.reference import activation_shapes
+from attnc.ir.reference import activation_shapes, evaluate_visited
 from attnc.ir.rounding import evaluation_error
 from attnc.ir.weights import named_weights
 from attnc.targets.box import Box
+from ir.random_programs import programs_and_inputs
+from ir.rounding import assert_agrees
 
 torch = pytest.importorskip("torch")
+
+from attnc.engines.torch_unfolded import to_torch_unfolded  # noqa: E402
 
 CASES = {
     "stages": ("tanh(sin(x)+y)+x*y", [(-2, 2), (-1, 1)], 1e-3, "compose"),
@@ -59,6 +64,20 @@ def test_every_name_of_a_cache_is_a_hook_point_that_sees_it(net):
         np.testing.assert_allclose(
             seen[name], array, rtol=0, atol=tolerance * (1 + np.abs(array[np.isfinite(array)]).max())
         )
+
+
+@hypothesis.settings(max_examples=15, deadline=None)
+@hypothesis.given(programs_and_inputs())
+def test_random_programs_with_masks_and_memory_agree(program_and_inputs):
+    program, inputs = program_and_inputs
+    module = to_torch_unfolded(program)
+    found = module(*map(torch.from_numpy, inputs))
+    assert_agrees(program, inputs, found.numpy())
+    cache = {}
+    evaluate_visited(program, inputs, cache.setdefault, 2**30)
+    assert not len(inputs[0]) or [(name, array.shape[1:]) for name, array in cache.items()] == list(
+        activation_shapes(program).items()
+    )
 
 
 def test_a_hook_replaces_an_array(net):

@@ -65,6 +65,7 @@ class UnfoldedNetwork(ProgramModule):
     def __init__(self, program: Program, limits: Limits | None = None, *, is_nan_outside: bool = False) -> None:
         super().__init__(program, limits, is_nan_outside=is_nan_outside)
         self.program = program
+        self.register_buffer("_dtype", _tensor(np.zeros(0, program.dtype)), persistent=False)  # follows .double()
         self._layers: dict[str, list[str]] = {}
         for stream, prefix in zip(streams(program), (MEMORY, ""), strict=True):
             self.register_buffer(f"_read_{prefix}".rstrip("._"), torch.tensor(stream.first), persistent=False)
@@ -78,7 +79,7 @@ class UnfoldedNetwork(ProgramModule):
 
     @property
     def dtype(self) -> torch.dtype:
-        return next(self.parameters()).dtype
+        return self.get_buffer("_dtype").dtype
 
     @property
     def hook_points(self) -> dict[str, HookPoint]:
@@ -86,7 +87,7 @@ class UnfoldedNetwork(ProgramModule):
         return {name: _at(self, name) for name in self._activations}
 
     def _outputs(self, variables: Tensor) -> Tensor:
-        columns = variables.split([int(np.prod(shape)) for shape in self.input_shapes], dim=1)
+        columns = torch.split(variables, [int(np.prod(shape)) for shape in self.input_shapes], dim=1)
         states = [part.reshape(-1, *token_shape(shape)) for part, shape in zip(columns, self.input_shapes, strict=True)]
         main, memory = states[0], states[1] if len(states) > 1 else variables.new_zeros(len(variables), 0, 0)
         memory = memory[:, self.get_buffer("_read_memory")]
@@ -257,7 +258,7 @@ class _UnfoldedSoftmax(_UnfoldedLayer):
 
 def _softmax(scores: Tensor) -> Tensor:
     """Return the softmax over the last axis. In float32, weights are summed in blocks (`ir.summing`)."""
-    if scores.dtype != torch.float32:
+    if scores.dtype != torch.float32 or not scores.numel():  # a layer that nothing reads has no queries and no keys
         return torch.softmax(scores, dim=-1)
     weights = torch.exp(scores - scores.detach().amax(dim=-1, keepdim=True))
     return weights / key_sum(weights.movedim(-1, 0))[..., None]

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from attnc.ir.layers import Affine, Attention, Layer
+from attnc.ir.layers import Affine, Attention, Head, Layer
 from attnc.ir.program import Program
 from attnc.ir.reference import MEMORY
 
@@ -43,7 +43,7 @@ def _mapped(program: Program, change: Callable[[str, np.ndarray], np.ndarray]) -
             return replace(layer, weight=weight, constant=constant)
         if isinstance(layer, Attention):
             heads = [
-                replace(head, **{part: change(f"{name}.head{h}.{part}", W) for part, W in head.matrices.items()})
+                Head(**{p: change(f"{name}.head{h}.{p}", W) for p, W in head.matrices.items()}, mask=head.mask)
                 for h, head in enumerate(layer.heads)
             ]
             return replace(layer, heads=tuple(heads))

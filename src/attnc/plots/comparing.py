@@ -53,7 +53,7 @@ def comparison_figure(comparison: Comparison) -> Figure:
         style.set_title(axes, shortened(one_line(pair), 28), patterns)
         style.set_labels(axes, f"constructed key, of {count[1]}", f"learned key, as matched, of {count[0]}")
         for axis, keys in ((axes.xaxis, count[1]), (axes.yaxis, count[0])):
-            axis.get_major_locator().set_params(integer=True, nbins=min(6, keys))  # type: ignore[union-attr]
+            axis.get_major_locator().set_params(integer=True, nbins=min(6, keys))
         axes.tick_params(colors=style.GREY, labelsize=9, length=2)
     style.add_colorbar(
         panels[len(heads) - 1], drawn, "overlap" if heads[0].pattern_distance is not None else "nearness", 0.04
