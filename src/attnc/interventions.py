@@ -18,7 +18,7 @@ from attnc.errors import InputError, whole_number
 from attnc.exact_channels import ExactChannels, ExactOutputs
 from attnc.ir.patching import Patch, unknown
 from attnc.ir.program import split_columns
-from attnc.ir.reference import MEMORY
+from attnc.ir.reference import MEMORY, activation_shapes
 from attnc.numerics.arrays import Float
 from attnc.proofs.observed import sample_points
 from attnc.targets.expressions.kinks import REACH
@@ -138,10 +138,8 @@ def ablate(
 
 
 def head_names(network: Network) -> list[str]:
-    """Return the names of all heads, such as "attend1.head0"."""
-    layers = [(MEMORY + layer.name, layer) for layer in network.program.memory]
-    layers += [(layer.name, layer) for layer in network.program.layers]
-    return [f"{name}.head{h}" for name, layer in layers for h in range(len(layer.heads))]
+    """Return the names of all heads whose outputs are read, such as "attend1.head0"."""
+    return [name.removesuffix(".z") for name, _, _, is_head in _sites(network) if is_head]
 
 
 @dataclass(frozen=True, eq=False)
@@ -388,13 +386,13 @@ def trace(
 
 def _sites(net: Network) -> list[tuple[str, str, str, bool]]:
     """Return (name, layer, part, whether it is a head) of every channel and head, in the order of the layers."""
-    found = []
+    found, known = [], activation_shapes(net.program)
     for prefix, layers in ((MEMORY, net.program.memory), ("", net.program.layers)):
         for layer in layers:
             name = prefix + layer.name
             found += [(f"{name}.head{h}.z", name, f"head{h}", True) for h in range(len(layer.heads))]
             found += [(f"{name}.{channel}", name, channel, False) for channel in layer.channels]
-    return found
+    return [site for site in found if site[0] in known]
 
 
 def _only_channel(net: Network, layer: str, head: str) -> str | None:

@@ -212,6 +212,8 @@ class _UnfoldedAttention(_UnfoldedLayer):
 
     def _computed(self, state: Tensor, memory: Tensor) -> Tensor:
         queried, keyed = state[:, self.get_buffer("_rows")], memory if self._is_cross else state
+        if not queried.shape[1]:  # nothing reads this layer, and its heads have no hook points
+            return queried.new_zeros(len(state), 0, len(self._channels))
         written = [_at(self, head)(queried, keyed) for head in self._heads]
         return sum(written, queried) if self._is_residual else sum(written[1:], written[0])
 
@@ -258,7 +260,7 @@ class _UnfoldedSoftmax(_UnfoldedLayer):
 
 def _softmax(scores: Tensor) -> Tensor:
     """Return the softmax over the last axis. In float32, weights are summed in blocks (`ir.summing`)."""
-    if scores.dtype != torch.float32 or not scores.numel():  # a layer that nothing reads has no queries and no keys
+    if scores.dtype != torch.float32:
         return torch.softmax(scores, dim=-1)
     weights = torch.exp(scores - scores.detach().amax(dim=-1, keepdim=True))
     return weights / key_sum(weights.movedim(-1, 0))[..., None]

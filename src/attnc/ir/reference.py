@@ -63,7 +63,8 @@ def activation_shapes(program: Program) -> dict[str, tuple[int, ...]]:
     """Return the shape for one point of every array that a visit sees, by name, in the order of the visits.
 
     `layer.channel` is (tokens,), `layer.head0.scores` and `.pattern` are (queries, keys), and `layer.head0.z` is
-    (queries, d_v). Names in the memory begin with `memory.`. Tokens that nothing reads are left out.
+    (queries, d_v). Names in the memory begin with `memory.`. Tokens that nothing reads are left out,
+    and so are heads without a query.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     memory, main = streams(program)
@@ -71,7 +72,7 @@ def activation_shapes(program: Program) -> dict[str, tuple[int, ...]]:
         for step in stream.steps:
             num_queries, name = len(step.tokens), prefix + step.layer.name
             num_keys = step.num_keys if step.layer.cross else len(step.read)
-            for h, head in enumerate(step.layer.heads):
+            for h, head in enumerate(step.layer.heads if num_queries else ()):
                 shapes |= {f"{name}.head{h}.{part}": (num_queries, num_keys) for part in ("scores", "pattern")}
                 shapes[f"{name}.head{h}.z"] = (num_queries, head.W_V.shape[1])
             shapes |= {f"{name}.{channel}": (num_queries,) for channel in step.layer.channels}
