@@ -374,9 +374,9 @@ class Network:
 
     @cached_property
     def known_derivation(self) -> Derivation | None:
-        """The derivation, or the one that the stages of the certificate state; None if there is neither."""
+        """The derivation that the stages of the certificate state, or the construction's; None if there is neither."""
         stages = self.certificate.by_heads
-        if self.derivation is not None or stages is None:
+        if stages is None:
             return self.derivation
         try:
             return stated_derivation(stages.heads, stages.outputs, self.variables)
