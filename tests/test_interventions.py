@@ -63,7 +63,7 @@ def test_a_patch_is_what_later_layers_read(net, pairs):
         ({"attend1.head0.scores": -np.inf}, r"hides all keys from the query at \(0, 0\)"),
         ({"attend1.head0.z": "a"}, "real numbers"),
         ({"attend1.head0.z": lambda z: None}, "real numbers"),
-        ({"attend1.head0.z": [[1, 2], [3]]}, "does not form an array"),
+        ({"attend1.head0.z": [[1, 2], [3]]}, "do not form an array"),
         ({"attend2.head0.pattern": 1e308, "place2.value0.tanh(t)#2": 1e308}, "not finite"),
         ([1], "a mapping"),
     ],

@@ -22,7 +22,7 @@ from attnc.errors import InputError
 from attnc.ir.layers import Head
 from attnc.ir.program import Program
 from attnc.ir.reference import MEMORY, evaluate_visited
-from attnc.numerics.arrays import Float, Int
+from attnc.numerics.arrays import Float, Int, real_array
 from attnc.retraining import program_with
 from attnc.wording import ceiling, plural, shortened
 
@@ -234,7 +234,7 @@ def compare(
     first, second = (_Subject.of(each, name) for each, name in ((learned, "learned"), (constructed, "constructed")))
     if points is None:
         raise InputError("points are needed to compare networks: pass the points at which they are evaluated")
-    inputs = tuple(np.asarray(each, np.float64) for each in (points if isinstance(points, tuple) else (points,)))
+    inputs = tuple(real_array("points", each) for each in (points if isinstance(points, tuple) else (points,)))
     if first.program.input_shapes != second.program.input_shapes:
         shapes = f"{first.program.input_shapes} and {second.program.input_shapes}"
         raise InputError(f"the two networks take inputs of different shapes, {shapes}")
@@ -374,10 +374,7 @@ def _compared_keys(learned: Any, constructed: Any) -> Comparison:
     """Compare two arrays of keys by their own distances."""
     arrays = []
     for name, given in (("learned", learned), ("constructed", constructed)):
-        try:
-            keys = np.asarray(given, np.float64)
-        except (ValueError, TypeError) as error:
-            raise InputError(f"the {name} keys do not form an array of numbers: {error}") from None
+        keys = real_array(f"the {name} keys", given).astype(np.float64)
         if keys.ndim != 2 or not keys.size or not np.isfinite(keys).all():
             raise InputError(f"the {name} keys must be finite numbers of shape (keys, d_k), found shape {keys.shape}")
         arrays.append(keys)

@@ -19,7 +19,7 @@ from attnc.exact_channels import ExactChannels, ExactOutputs
 from attnc.ir.patching import Patch, unknown
 from attnc.ir.program import split_columns
 from attnc.ir.reference import MEMORY, activation_shapes
-from attnc.numerics.arrays import Float
+from attnc.numerics.arrays import Float, real_array
 from attnc.proofs.observed import sample_points
 from attnc.targets.expressions.kinks import REACH
 from attnc.wording import plural, shortened
@@ -128,7 +128,7 @@ def ablate(
     if over is None:
         points = sample_points(network.box if network.box.is_bounded else network.box.core(REACH), SAMPLE, seed)
     else:
-        points = np.asarray(over, np.float64)
+        points = real_array("the points of over", over).astype(np.float64)
     if points.ndim != 2 or points.shape[1] != network.box.d or not len(points):
         raise InputError(
             f"over has shape {points.shape}: give points (n, {network.box.d}) with n ≥ 1 and one column for each of "

@@ -25,7 +25,7 @@ from attnc.ir.reference import evaluate_visited
 from attnc.ir.rounding import evaluation_error
 from attnc.ir.spec import check
 from attnc.numerics.arithmetic import warn_of_fault
-from attnc.numerics.arrays import Float
+from attnc.numerics.arrays import Float, real_array
 from attnc.numerics.limits import OutOfTime, time_limit
 from attnc.numerics.rounding import LARGEST, UNIT_ROUNDOFF
 from attnc.proofs.certificate import Certificate, Standing
@@ -604,7 +604,7 @@ class Network:
         """Return the inputs as arrays of floats; raise InputError if they do not fit."""
         if outside not in OUTSIDE:
             raise InputError(f"outside must be one of {', '.join(OUTSIDE)}; found {outside!r}")
-        arrays = [_as_floats(given) for given in inputs]
+        arrays = [real_array("points", given) for given in inputs]
         require_shapes("network", self.program.input_shapes, arrays, self.variables)
         return arrays
 
@@ -993,13 +993,3 @@ class Network:
         claims |= {f"certificate.{dtype}.json": claim for dtype, claim in self.also.items()}
         certificates = {name: claim.to_json(stated, self.box) for name, claim in claims.items()}
         save_network(folder, self.program, config, certificates, model_card(self))
-
-
-def _as_floats(given: Any) -> np.ndarray:
-    try:
-        array = np.asarray(given)
-    except ValueError as error:
-        raise InputError(f"points do not form an array: {error}") from None
-    if array.dtype.kind not in "fiub":
-        raise InputError(f"points must be real numbers, found an array of {array.dtype}")
-    return array if array.dtype in (np.float64, np.float32) else array.astype(np.float64)

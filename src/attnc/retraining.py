@@ -15,6 +15,7 @@ from attnc.ir.patching import unknown
 from attnc.ir.program import Program
 from attnc.ir.spec import check
 from attnc.ir.weights import named_weights, with_named_weights
+from attnc.numerics.arrays import real_array
 from attnc.numerics.limits import OutOfTime, time_limit
 from attnc.proving import observe, prove, unproved
 from attnc.targets.expression_target import ExpressionTarget
@@ -35,7 +36,8 @@ def with_weights(network: Network, weights: Any, target: Target | None, eps: flo
         positive_number("eps", eps)
     if real_number("seconds", seconds) < 0:
         raise InputError(f"seconds must be at least 0, found {seconds!r}")
-    wanted, derivation = _target_of(network, target), network.known_derivation if target is None else None
+    wanted = _target_of(network, target)
+    derivation = network.known_derivation if wanted.text == network.expression else None
     goal = eps if eps is not None else network.eps if network.eps is not None else math.inf
     program = program_with(network.program, weights)
     changed = dataclasses.replace(
@@ -60,7 +62,8 @@ def with_weights(network: Network, weights: Any, target: Target | None, eps: flo
             plain = prove(dataclasses.replace(changed, derivation=None), wanted, None, seconds)
             changed = changed._with_certificate(plain.certificate)
     claim = changed.certificate
-    if claim.bound is not None and claim.bound <= goal:
+    error = claim.error if claim.is_of_table else claim.bound  # all points of a table are checked
+    if error is not None and error <= goal:
         return changed
     what = f"{wanted.describe()} on {wanted.box}"
     seen = "" if claim.observed is None else f" The error seen at samples is {claim.observed:.3g}."
@@ -132,7 +135,4 @@ def program_with(program: Program, weights: Any) -> Program:
 def _as_array(name: str, given: Any) -> np.ndarray:
     if hasattr(given, "detach"):  # a tensor; numpy has no bfloat16, and float64 holds every number of the smaller types
         given = given.detach().cpu().double().numpy()
-    array = np.asarray(given)
-    if array.dtype.kind not in "fiu":
-        raise InputError(f"the weights {name!r} must be real numbers, found an array of {array.dtype}")
-    return array
+    return real_array(f"the weights {name!r}", given)

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from attnc.errors import InputError
 from attnc.ir.program import Program
 from attnc.ir.reference import Visit, activation_shapes
+from attnc.numerics.arrays import real_array
 
 Patch = npt.ArrayLike | Callable[[np.ndarray], npt.ArrayLike]
 """A number, an array of the shape that the cache has (or of one point), or a function from the array to such a one."""
@@ -51,12 +52,7 @@ def unknown(name: Any, known: Collection[str], kind: str) -> str:
 
 def _fitting(name: str, given: Any, array: np.ndarray) -> np.ndarray:
     """Return the given numbers as an array that replaces `array`."""
-    try:
-        found = np.asarray(given)
-    except ValueError as error:
-        raise InputError(f"patch {name!r} does not form an array: {error}") from None
-    if found.dtype.kind not in "fiub":
-        raise InputError(f"patch {name!r} must have real numbers, found an array of {found.dtype}")
+    found = real_array(f"the numbers of patch {name!r}", given)
     if found.shape not in ((), array.shape, (1, *array.shape[1:])):
         one = (1, *array.shape[1:])
         raise InputError(
