@@ -56,6 +56,7 @@ class ExactChannels:
         self._variables = network.variables
         stages = network.certificate.by_heads
         self._intervals = {} if stages is None else {head.channel: head.interval for head in stages.heads}
+        self._is_inside: bool | None = None  # of the last walk
 
     @cached_property
     def _expression(self) -> Expression | None:
@@ -75,7 +76,7 @@ class ExactChannels:
 
     def holds(self, channel: str) -> str | None:
         """Return the exact content of a channel of the state as an expression of the variables, if it is known."""
-        if channel.removeprefix(STATE) in self._variables:
+        if channel.startswith(STATE) and channel.removeprefix(STATE) in self._variables:
             return channel.removeprefix(STATE)
         if self._derivation is None or channel not in self._derivation.heads:
             return None

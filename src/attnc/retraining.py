@@ -52,8 +52,7 @@ def with_weights(network: Network, weights: Any, target: Target | None, eps: flo
         derivation=derivation,
         certificate=unproved(wanted, network.dtype, network.certificate.norm, 0.0),
     )
-    truncation = dataclasses.replace(changed.certificate, truncation=changed.truncation)
-    changed = changed._with_certificate(truncation)
+    changed = changed._with_certificate(dataclasses.replace(changed.certificate, truncation=changed.truncation))
     with np.errstate(all="ignore"), suppress(OutOfTime, ProgramError), time_limit(counted=seconds):
         changed = observe(changed, wanted, None)
         changed = prove(changed, wanted, None, seconds)
@@ -68,7 +67,8 @@ def with_weights(network: Network, weights: Any, target: Target | None, eps: flo
     what = f"{wanted.describe()} on {wanted.box}"
     seen = "" if claim.observed is None else f" The error seen at samples is {claim.observed:.3g}."
     if claim.bound is None or not math.isfinite(claim.bound):
-        found = f"no bound of these weights was proved for {what}.{seen} Choose weights closer to those of compile."
+        found = f"no bound of these weights was proved for {what}.{seen} Choose weights closer to those of compile"
+        found += "." if target is not None else ", or pass target=, if the network was compiled from a Target."
     else:
         found = (
             f"these weights have the proven bound {ceiling(claim.bound)} for {what}{largest_on(claim, changed.box)}, "
