@@ -812,7 +812,7 @@ class Network:
             target = ExpressionTarget(Expression.parse(self.expression), self.box)
         elif claim.at_points is not None and claim.at_points.table:
             table = np.array(claim.at_points.table)
-            target = TableTarget(table[:, : self.box.d], table[:, self.box.d :])
+            target = TableTarget(table[:, : self.box.d], table[:, self.box.d :], self.variables)
         else:
             raise InputError(
                 f"{function_of(self)} has no expression and no stored table, so no bound of a checkpoint could be "

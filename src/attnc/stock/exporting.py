@@ -19,7 +19,7 @@ from attnc.numerics.arrays import Float
 from attnc.numerics.limits import OutOfTime, time_limit
 from attnc.numerics.rounding import ENGINE_ULPS
 from attnc.proofs.certificate import Certificate
-from attnc.proofs.observed import observed_error
+from attnc.proofs.observed import observed_error, sample_points
 from attnc.proofs.proof import Points, Stages
 from attnc.proofs.prover import PROOF_SECONDS, ProofRequest
 from attnc.proofs.provers import best_proof
@@ -43,6 +43,10 @@ COARSER = 4.0
 """The factor between the eps of one attempt and of the next. With a larger eps keys are fewer and scores smaller, which
 makes rounding smaller."""
 MOST_ATTEMPTS = 6
+LARGEST_SIZE = 2.0**100
+"""Larger values, or sums of them, may overflow in float32."""
+SAMPLED = 1000
+"""Number of points at which the size of a function is seen."""
 WORTHWHILE = 0.9
 """A coarser attempt must bring the bound below this share of the last one, or the search ends."""
 TRUNCATION = 2.0**-60
@@ -108,7 +112,12 @@ def _require_exportable(target: Target) -> None:
 def _composed(target: Target, eps: float | None, progress: Progress | None) -> StockExport:
     """Fit heads with constant keys. If rounding outweighs the fit, coarser fits are tried while the bound falls."""
     best: StockExport | None = None
-    size = float(np.abs(target(_corners(target))).max(initial=0.0))
+    size = _size(target)
+    if not size < LARGEST_SIZE:
+        raise InputError(
+            f"{target.describe()} has values of up to {size:.3g} on {target.box}: they overflow float32, the arithmetic "
+            "of a stock checkpoint. Scale the function."
+        )
     goal = max(eps or 0.0, ROUNDING_LEVEL * size, 1e-30)
     problem: BoundNotMet | None = None
     for _ in range(MOST_ATTEMPTS):
@@ -132,10 +141,12 @@ def _composed(target: Target, eps: float | None, progress: Progress | None) -> S
     return best
 
 
-def _corners(target: Target) -> Float[np.ndarray, "points d"]:
-    """Return points that show the size of a function."""
-    rng = np.random.default_rng(0)
-    return target.box.lo + rng.random((1000, target.box.d)) * target.box.widths
+def _size(target: Target) -> float:
+    """Return the largest absolute value at some points, or at those of a table."""
+    points = target.check_points()
+    if points is None:
+        points = sample_points(target.box, SAMPLED)
+    return float(np.abs(target(points)).max(initial=0.0))
 
 
 def _certified(
@@ -150,7 +161,7 @@ def _certified(
     program = checkpoint.program()
     work = sum(head.keys.num_keys for head in checkpoint.network.heads)
     observed = observed_error(lambda points: evaluate(checkpoint, points), target, work, math.inf)
-    truncation = TRUNCATION * max(1.0, float(np.abs(target(_corners(target))).max(initial=0.0)))
+    truncation = TRUNCATION * max(1.0, _size(target))
     points = target.check_points()
     claim = Certificate(
         None, observed, (), (*target.assumptions, *ASSUMPTIONS), DTYPE, "estimate", "inf", truncation=truncation
