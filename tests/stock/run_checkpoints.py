@@ -57,5 +57,6 @@ def run(job):
     np.savez(job["out"], **{name: array.astype(np.float64) for name, array in found.items()})
 
 
-for each in json.loads(open(sys.argv[1], encoding="utf-8").read()):
-    run(each)
+with open(sys.argv[1], encoding="utf-8") as jobs:
+    for each in json.load(jobs):
+        run(each)

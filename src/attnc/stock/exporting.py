@@ -115,8 +115,8 @@ def _composed(target: Target, eps: float | None, progress: Progress | None) -> S
     size = _size(target)
     if not size < LARGEST_SIZE:
         raise InputError(
-            f"{target.describe()} has values of up to {size:.3g} on {target.box}: they overflow float32, the arithmetic "
-            "of a stock checkpoint. Scale the function."
+            f"{target.describe()} has values of up to {size:.3g} on {target.box}: they overflow float32, the "
+            "arithmetic of a stock checkpoint. Scale the function."
         )
     goal = max(eps or 0.0, ROUNDING_LEVEL * size, 1e-30)
     problem: BoundNotMet | None = None
