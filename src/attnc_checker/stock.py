@@ -166,7 +166,8 @@ class StockProgram(Program):
             return [{c: exact(x) for c, x in enumerate(part) if x} for part in parts]
 
         self.E = rows("model.embed_tokens.weight", self.num_words, D)
-        norms, self.W_Q, self.W_K, self.W_V, self.W_O = {*taken("model.norm.weight", D)}, *([] for _ in range(4))
+        norms = {*taken("model.norm.weight", D)}
+        self.W_Q, self.W_K, self.W_V, self.W_O = list[Rows](), list[Rows](), list[Rows](), list[Rows]()  # by layer
         for i in range(self.num_layers):
             where = f"model.layers.{i}"
             for W, name in ((self.W_Q, "q"), (self.W_K, "k"), (self.W_V, "v")):

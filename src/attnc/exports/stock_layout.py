@@ -287,6 +287,8 @@ class Checkpoint:
         the inputs are in the maps that read them: powers of two do not round, wherever they are.
         """
         network, E, columns = self.network, self.embedding, self.columns
+        if not network.heads:
+            return self._affine_program()
         tokens, prefix = max(1 + network.prefix, MOST_KEYS + 1), np.arange(network.prefix)
         inputs, read_in = [f"in.{i}" for i in range(network.box.d)], [*map(input_channel, network.box.names)]
         moving, layers = tuple(read_in), list[Layer]()  # `moving` are the channels of the query token so far
@@ -315,6 +317,17 @@ class Checkpoint:
                 read.link(0, name, 0, channel, E[word, columns[channel]] * self._embedded.get(channel, 1.0))
         layers.append(read.build("read", np.float32))
         return check(Program(tuple(layers), ((network.box.d,),), network.output_shape))
+
+    def _affine_program(self) -> Program:
+        """Return the program of a network without heads: one affine map."""
+        inputs = [f"in.{i}" for i in range(self.network.box.d)]
+        names = [f"out.{j}" for j in range(len(self.outputs))]
+        read = AffineBuilder(1, inputs, 1, names)
+        for name, word in zip(names, self.outputs, strict=True):
+            read.set(0, name, self.embedding[word, self.columns[ONE]])
+            for given, (channel, scale) in zip(inputs, self._embedded.items(), strict=True):
+                read.link(0, name, 0, given, self.embedding[word, self.columns[channel]] * scale)
+        return check(Program((read.build("read", np.float32),), ((len(inputs),),), self.network.output_shape))
 
     @property
     def _embedded(self) -> dict[str, np.float32]:
@@ -428,8 +441,6 @@ def lay_out(network: StockNetwork) -> Checkpoint:
 
 
 def _require_fit(network: StockNetwork) -> None:
-    if not network.heads:
-        raise InputError("the function is affine: it has no head that a checkpoint could hold")
     if not network.box.is_bounded:
         raise InputError(
             f"the box {network.box} is not bounded, and a stock checkpoint computes on bounded boxes alone"

@@ -39,16 +39,16 @@ ASSUMPTIONS = (
 )
 ROUNDING_LEVEL = 2.0**-21
 """Least eps of a fit, relative to the largest |f|: below it, float32 leaves nothing to gain."""
-COARSER = 4.0
-"""The factor between the eps of one attempt and of the next. With a larger eps keys are fewer and scores smaller, which
+COARSER, FINER = 4.0, 0.4
+"""The factors between the eps of one attempt and of the next. With a larger eps keys are fewer and scores smaller, which
 makes rounding smaller."""
 MOST_ATTEMPTS = 6
+LEAST_EPS = 1e-30
+"""Least eps of a fit: smaller numbers come close to underflow in float32."""
 LARGEST_SIZE = 2.0**100
 """Larger values, or sums of them, may overflow in float32."""
 SAMPLED = 1000
 """Number of points at which the size of a function is seen."""
-WORTHWHILE = 0.9
-"""A coarser attempt must bring the bound below this share of the last one, or the search ends."""
 TRUNCATION = 2.0**-60
 """The part of the bound for underflow in the last norm, relative to the largest output: 2^−90 would be enough."""
 
@@ -59,6 +59,11 @@ class StockExport:
 
     checkpoint: Checkpoint
     certificate: Certificate
+
+    @property
+    def bound(self) -> float:
+        assert self.certificate.bound is not None
+        return self.certificate.bound
 
 
 def stock_checkpoint(
@@ -110,16 +115,20 @@ def _require_exportable(target: Target) -> None:
 
 
 def _composed(target: Target, eps: float | None, progress: Progress | None) -> StockExport:
-    """Fit heads with constant keys. If rounding outweighs the fit, coarser fits are tried while the bound falls."""
-    best: StockExport | None = None
+    """Fit heads with constant keys, and again while the bound is above eps and falls.
+
+    If rounding is the larger part of the bound, the next fits are coarser; otherwise they are finer.
+    """
     size = _size(target)
     if not size < LARGEST_SIZE:
         raise InputError(
             f"{target.describe()} has values of up to {size:.3g} on {target.box}: they overflow float32, the "
             "arithmetic of a stock checkpoint. Scale the function."
         )
-    goal = max(eps or 0.0, ROUNDING_LEVEL * size, 1e-30)
+    best: StockExport | None = None
     problem: BoundNotMet | None = None
+    least = max(ROUNDING_LEVEL * size, LEAST_EPS)
+    goal = wanted = max(eps or 0.0, least)
     for _ in range(MOST_ATTEMPTS):
         try:
             built = compose(target, eps=goal, dtype=DTYPE, progress=progress, constant_keys=True)
@@ -128,13 +137,13 @@ def _composed(target: Target, eps: float | None, progress: Progress | None) -> S
         except BoundNotMet as error:
             problem, goal = error, COARSER * goal
             continue
-        bound = found.certificate.bound or math.inf
-        if best is not None and bound > WORTHWHILE * (best.certificate.bound or math.inf):
-            return best if bound > (best.certificate.bound or math.inf) else found
-        best = found
-        if bound <= 2 * goal:
+        if best is not None and found.bound >= best.bound:
             break
-        goal = COARSER * goal
+        best = found
+        if best.bound <= wanted:
+            break
+        rounding = next((term.value for term in best.certificate.terms if term.name == "rounding"), 0.0)
+        goal = COARSER * goal if rounding > best.bound / 2 else max(least, FINER * goal)
     if best is None:
         assert problem is not None
         raise problem
@@ -230,13 +239,12 @@ def export_stock(
     if reason := why_not_writable(path, STOCK):
         raise InputError(f"cannot export to {path!s}: {reason}")
     found = stock_checkpoint(target, program=program, eps=eps, has_theorem=has_theorem, progress=progress)
-    bound = found.certificate.bound or math.inf
-    if bound > limit:
+    if found.bound > limit:
         raise BoundNotMet(
-            f"the bound of the stock checkpoint of {target.describe()} on {target.box} is {bound:.3g} in float32, "
-            f"above eps={limit:g}. Nothing was written. Choose a larger eps or a smaller box.",
+            f"the bound of the stock checkpoint of {target.describe()} on {target.box} is {found.bound:.3g} in "
+            f"float32, above eps={limit:g}. Nothing was written. Choose a larger eps or a smaller box.",
             eps=limit,
-            bound=bound,
+            bound=found.bound,
         )
     save_checkpoint(path, found.checkpoint, found.certificate, expression)
     return found
