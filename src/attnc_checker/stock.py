@@ -28,7 +28,7 @@ from typing import Any
 from flint import arb, fmpq
 
 from attnc_checker.claims import ByLeaves, Claim
-from attnc_checker.files import BadFile, Refused, Tensor, are_sizes, require
+from attnc_checker.files import BadFile, Object, Refused, Tensor, are_sizes, require
 from attnc_checker.forms import ONE, SMALLEST, Form, Terms, span
 from attnc_checker.network import Reduction
 from attnc_checker.program import (
@@ -47,7 +47,7 @@ from attnc_checker.program import (
 from attnc_checker.rounding import Arithmetic
 from attnc_checker.vectors import most, total
 
-FORMAT = "attnc.stock/1"
+FAMILY, FORMAT = "attnc.stock/", "attnc.stock/1"
 NAMES = {"format", "expression", "box", "channels", "words", "heads", "prefix", "query", "pad", "variables", "outputs"}
 """The fields of `attnc` in config.json."""
 SILENCE = 81
@@ -67,8 +67,13 @@ Rows = list[dict[int, fmpq]]
 
 
 def is_stock(config: object) -> bool:
-    """Whether this is the config.json of a model of transformers, with names for a checkpoint of attnc."""
-    return isinstance(config, dict) and "attnc" in config and "model_type" in config
+    """Whether this is the config.json of a stock checkpoint, of any number."""
+    return isinstance(config, dict) and str(_format(config)).startswith(FAMILY)
+
+
+def _format(config: Object) -> object:
+    names = config.get("attnc")
+    return names.get("format") if isinstance(names, dict) else None
 
 
 class StockProgram(Program):
@@ -129,7 +134,7 @@ class StockProgram(Program):
             key for key in expected.keys() | config.keys() if not _is_same(config.get(key, ...), expected.get(key))
         ]
         _need(not wrong and set(config) == set(expected), f"its fields {sorted(wrong)[:3]}")
-        _need(set(names) == NAMES and names["format"] == FORMAT, "the fields of attnc")
+        _need(set(names) == NAMES, "the fields of attnc")
         self.width, self.num_layers, self.num_slots, self.d_head = width, layers, heads, config["head_dim"]
         self.num_words, self.context, self.norm_eps = words, context, config["rms_norm_eps"]
         self.intermediate = config["intermediate_size"]
@@ -389,8 +394,13 @@ class StockProgram(Program):
         return (found - arithmetic.gamma(n + 1) * size - SMALLEST[self.dtype] - self.flush * size).lower()
 
 
-def require_kind(claim: Claim) -> None:
-    """Refuse claims that are not about the largest error of a checkpoint in float32 on a bounded box."""
+def require_kind(claim: Claim, config: Object) -> None:
+    """Refuse other formats, and claims that are not about the largest error in float32 on a bounded box."""
+    if _format(config) != FORMAT:
+        raise BadFile(
+            f"config.json has the format {_format(config)!r:.40}, not {FORMAT!r}: check it with the version of attnc "
+            "that wrote it"
+        )
     require(claim.dtype == "float32", f"the dtype of a stock checkpoint is float32, not {claim.dtype!r:.40}")
     require(not claim.sides and claim.norm == "inf", "a stock checkpoint has a bound at every point of a bounded box")
     is_grid = isinstance(claim.evidence, ByLeaves) and claim.evidence.encloses

@@ -96,7 +96,6 @@ test_changed_files_are_refused = changes(
             (named(expression="tanh(sin(x) + y)"), "differ in the box or the expression"),
             (named(box={"x": [-2.0, 3.0], "y": [-1.0, 1.0]}), "differ in the box"),
             (named(box={"y": [-1.0, 1.0], "x": [-2.0, 2.0]}), "order of the variables"),
-            (named(format="attnc.stock/2"), "the fields of attnc"),
             (named(more=1), "the fields of attnc"),
             (named(prefix=1), "its words"),
             (named(heads=[]), "describes other heads"),
@@ -104,6 +103,11 @@ test_changed_files_are_refused = changes(
             (lambda data: data["attnc"]["words"].reverse(), "the names of its words"),
             (lambda data: data["attnc"]["channels"].__setitem__(0, "other"), "its channels"),
             (lambda data: data["attnc"]["variables"].reverse(), "its words"),
+        ],
+        ("config.json", 2): [
+            (named(format="attnc.stock/2"), "check it with the version of attnc that wrote it"),
+            (named(format=1), "format"),
+            (lambda data: data.pop("vocab_size"), "a field is missing"),
         ],
         ("tensors", 1): [
             (put(f"{PREFIX}.mlp.down_proj.weight", (0, 0), 1.0), "feed-forward"),

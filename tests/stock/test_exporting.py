@@ -44,6 +44,7 @@ CASES: dict[str, tuple[str, dict[str, tuple[float, float]], float, dict[str, Any
     "max_affine": ("exp(-x**2)", {"x": (-2, 2)}, 0.05, {"construction": "max_affine"}),
     "spectral_grid": ("sin(x*y)", SQUARE, 1e-4, {"construction": "spectral_grid"}),
     "graded": ("relu(x)*20", {"x": (-1, 1)}, 1e-2, {"construction": "graded"}),
+    "affine": ("2*x - 1", {"x": (0, 3)}, 0.1, {}),
     "binomial": ("exp(-x)", {"x": (0, 5)}, 1e-4, {"construction": "binomial"}),
 }
 
@@ -160,7 +161,6 @@ REFUSED: dict[str, tuple[Callable[[], attnc.Network], str]] = {
     "infinite box": (lambda: attnc.compile("gelu(x)", {"x": (-math.inf, math.inf)}, 1e-2), "is not bounded"),
     "sequence": (sequence, "has no expression"),
     "code": (lambda: attnc.compile(lambda p: p[:, 0], [(0, 1)], 0.1, lipschitz=1.0), "has no expression"),
-    "affine": (lambda: attnc.compile("2*x + 1", {"x": (0, 1)}, 0.1), "is affine"),
     "too large": (lambda: attnc.compile("1e39*sin(x)", {"x": (0, 1)}, 1e37), "too large|overflow"),
 }
 

@@ -11,6 +11,7 @@ import numpy as np
 from attnc.constructions.beyond.compose import compose
 from attnc.constructions.built import Progress
 from attnc.errors import BoundNotMet, InputError, ProgramError
+from attnc.exports.directory import STOCK
 from attnc.exports.safe_files import PathLike, why_not_writable
 from attnc.exports.stock_layout import CONTEXT, Checkpoint, lay_out
 from attnc.ir.program import Program
@@ -23,7 +24,7 @@ from attnc.proofs.observed import observed_error, sample_points
 from attnc.proofs.proof import Points, Stages
 from attnc.proofs.prover import PROOF_SECONDS, ProofRequest
 from attnc.proofs.provers import best_proof
-from attnc.stock.folder import STOCK, save_checkpoint
+from attnc.stock.folder import save_checkpoint
 from attnc.stock.heads import stock_network
 from attnc.targets.parts.part import Derivation
 from attnc.targets.target import Target
@@ -35,7 +36,8 @@ ASSUMPTIONS = (
     "fast-math kernels are outside this",
     "attention is eager, or a kernel of scaled_dot_product_attention that keeps the same",
     "the inverse square root of an even power of two is exact",
-    f"a sequence has the prefix first, then query and padding tokens, and at most {CONTEXT:,} tokens",
+    f"a sequence has the prefix before all query tokens, query tokens are in the box, padding is anywhere, and all of "
+    f"them are at most {CONTEXT:,} tokens",
 )
 ROUNDING_LEVEL = 2.0**-21
 """Least eps of a fit, relative to the largest |f|: below it, float32 leaves nothing to gain."""

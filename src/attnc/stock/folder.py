@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import hashlib
 
-from attnc.exports.directory import CARD, CERTIFICATE, WEIGHTS, json_bytes, json_lines, utf8
-from attnc.exports.safe_files import CONFIG, FolderKind, PathLike, pack_tensors, write_whole
-from attnc.exports.stock_layout import Checkpoint
+from attnc.exports.directory import CARD, STOCK, STOCK_FAMILY, WEIGHTS, json_bytes, json_lines, utf8
+from attnc.exports.safe_files import CONFIG, PathLike, pack_tensors, write_whole
+from attnc.exports.stock_layout import CONTEXT, Checkpoint
 from attnc.model_card import code, escape, fenced
 from attnc.proofs.certificate import Certificate
 from attnc.targets.box import Box
 from attnc.wording import ceiling
 
-FORMAT_FAMILY = "attnc.stock/"
-FORMAT = f"{FORMAT_FAMILY}1"
-STOCK = FolderKind(
-    "a stock checkpoint",
-    FORMAT_FAMILY,
-    ("attnc", "format"),
-    lambda name: name in (CONFIG, WEIGHTS, CARD) or CERTIFICATE.fullmatch(name),
-)
+FORMAT = f"{STOCK_FAMILY}1"
 SNIPPET = """\
 import torch
 from transformers import AutoModel
@@ -85,8 +78,9 @@ def card(checkpoint: Checkpoint, claim: Certificate, expression: str | None) -> 
         fenced(snippet(checkpoint), "python"),
         "`attnc verify .` proves the bound again from config.json and model.safetensors alone.",
         "## Conventions",
-        "Tokens 0 to " + str(network.prefix - 1) + " of the vocabulary are keys, and come first. Any number of query "
-        "tokens follow, up to the context; they do not see each other. The token `<pad>` may stand anywhere. "
+        f"Tokens 0 to {network.prefix - 1} of the vocabulary are keys, and come before all queries. Any number of "
+        f"query tokens follow, up to {CONTEXT:,} tokens in all; they do not see each other, as long as they "
+        "are in the box. The token `<pad>` may stand anywhere. "
         "`model.config.attnc` names the channels of the residual stream, the words, and the heads with the channels "
         "that they read and write. With `AutoModelForCausalLM` the logit of the word `<output j>` is output j.",
         "## The bound assumes",
