@@ -396,9 +396,12 @@ def _sites(net: Network) -> list[tuple[str, str, str, bool]]:
 
 
 def _only_channel(net: Network, layer: str, head: str) -> str | None:
-    """Return the channel that a head writes, if it writes one, and no other head of its layer writes it."""
+    """Return the channel that holds the output of a head alone, if there is one.
+
+    With a residual, only the channels of a derivation are known to be zero before the head writes them.
+    """
     found = next((each for each in net.program.layers if each.name == layer), None)
-    if found is None:
+    if found is None or (found.residual and net.known_derivation is None):
         return None
     number = int(head.removeprefix("head"))
     written = [set(np.flatnonzero(each.W_O.any(axis=0)).tolist()) for each in found.heads]
