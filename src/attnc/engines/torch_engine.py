@@ -89,13 +89,13 @@ class TorchNetwork(nn.Module):
             self.stages[f"{number}_{stage.name.replace('.', '_')}"] = module
             cells, most = cells + module.cells_per_point, max(most, module.cells_per_point)
             largest = max(largest, module.scores_per_point)
-        self.output, self._row = _TorchForm(form.output), Prepared()
+        self.readout, self._row = _TorchForm(form.output), Prepared()  # nnsight has an `output` of its own
         self.points_per_block = max(1, CELLS_PER_TORCH_BLOCK // max(1, cells))
         self.points_evaluated = max(1, min(CELLS_PER_TORCH_BLOCK // most, SCORES_PER_TORCH_BLOCK // largest))
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.output.constant.dtype
+        return self.readout.constant.dtype
 
     def forward(self, *inputs: Tensor) -> Tensor:
         if not torch.compiler.is_compiling():
@@ -135,7 +135,7 @@ class TorchNetwork(nn.Module):
     def _run(self, u: Tensor) -> Tensor:
         for stage in self.stages.values():
             u = stage(u)
-        output = self.output
+        output = self.readout
         is_few = output.shape == (1, 1) and output.is_dense
         if is_few and is_plain(u, *output.stored) and not _is_watched(output):
             row = self._row.get(
