@@ -39,7 +39,7 @@ test-slow: $(VENV)/.dev
 	$(BIN)/pytest -n 2 -m slow --hypothesis-profile=new
 
 test-models: $(VENV)/.models
-	HF_HUB_OFFLINE=1 $(BIN)/pytest -m models tests/converting
+	HF_HUB_OFFLINE=1 $(BIN)/pytest -m models tests/converting tests/heads
 
 # TransformerLens, nnsight and CircuitsVis need packages of other versions than attnc does, so they are in an environment
 # of their own. torch comes first: with its pin, nothing else can choose a build for CUDA.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import runpy
-import sys
 import warnings
 from pathlib import Path
 
@@ -13,9 +12,7 @@ import pytest
 import attnc
 from attnc.ir.program import split_columns
 from attnc.ir.rounding import evaluation_error
-
-sys.path.insert(0, str(Path(__file__).parent))
-from test_residual_stream import CASES, compiled, points_of
+from exports.streams import CASES, compiled, points_of
 
 pytestmark = [pytest.mark.lens, pytest.mark.filterwarnings("ignore")]
 

@@ -57,7 +57,7 @@ def to_transformer_lens(stream: ResidualStream, input_shapes: Sequence[tuple[int
         dtype=numbers,
         model_name="attnc",
     )
-    model: Any = TransformerBridge.boot_native(config, dtype=numbers, model_name="attnc")  # type: ignore[attr-defined]
+    model: Any = TransformerBridge.boot_native(config, dtype=numbers, model_name="attnc")
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_().requires_grad_(False)
