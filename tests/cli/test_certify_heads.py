@@ -31,7 +31,7 @@ def test_a_table_and_json_of_tokens(run, model: Path) -> None:
     facts = json.loads(strict.out)
     assert strict.code == (0 if facts["is_safe"] else 1) == 1
     assert [head["name"] for head in facts["heads"]] == [f"head {i}" for i in range(4)]
-    assert all(0 <= head["leaks"]["float32"] <= 1 for head in facts["heads"])
+    assert all(0 <= head["leaks"]["float32"] <= 1.0001 for head in facts["heads"])
 
 
 def test_files_of_keys_queries_and_corners(run, model: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 import warnings
 from pathlib import Path
@@ -115,6 +116,14 @@ def test_circuitsvis_takes_the_patterns(model, net) -> None:
     _, cache = model.run_with_cache(model.embed_points(points_of(net)[:1]))
     shown = attention_patterns(tokens=list(model.position_labels), attention=cache["pattern", 0][0])
     assert "query" in str(shown)
+
+
+def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[2] / "docs/transformer-lens.md").read_text(encoding="utf-8")
+    found = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert len(found) == 4
+    monkeypatch.chdir(tmp_path)
+    exec(compile("\n".join(found), "transformer-lens.md", "exec"), {"__name__": "__docs__"})
 
 
 def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:

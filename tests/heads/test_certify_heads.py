@@ -157,6 +157,52 @@ def test_leak_and_length_follow_from_the_gap() -> None:
     assert longest(100.0, 0.01) is None
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_inputs_of_any_size(kind: str, tmp_path: Path) -> None:
+    """Entries from 1e-6 to 1e5, far from 0 or around it, and weights that saturate the softmax."""
+    rng, turns = np.random.default_rng(2), 0
+    for gain in (0.5, 20.0):
+        folder = make(tmp_path / str(gain), kind, gain)
+        for exponent in (-6, -2, 2, 5):
+            size, offset = 10.0**exponent, rng.choice([0.0, 1.0, 100.0]) * 10.0 ** rng.uniform(-2, 3)
+            drawn = size * rng.normal(size=(int(rng.integers(2, 30)), WIDTH)) + offset
+            at, layer = drawn.astype(np.float32).astype(np.float64), int(rng.integers(2))
+            report = certify_heads(folder, layer, keys=at[:-1], queries=at[-1:])
+            for dtype in ("float32", "float64"):
+                with np.errstate(over="ignore", invalid="ignore"):
+                    weights = attention(kind, layer, at, dtype, gain).astype(np.float64)
+                for head in report.heads:
+                    others = np.delete(weights[head.head], head.selected[0]).sum()
+                    assert not others > head.leaks[dtype]  # NaN where float32 overflows
+                    turns += 1
+    assert turns == 64
+
+
+def test_a_pinned_norm_costs_no_margin(tmp_path: Path) -> None:
+    """A channel that holds 2^16 makes RMSNorm the identity. A key that is behind by far stays behind in float32."""
+    width, weights = 16, weights_of("smollm3", 0.0)
+    made = {name: np.zeros_like(array) for name, array in weights.items()}
+    config = config_of("smollm3") | {"hidden_size": width, "num_attention_heads": 1, "num_key_value_heads": 1}
+    for name in ("q", "k"):
+        made[f"layers.0.self_attn.{name}_proj.weight"] = np.eye(width, dtype=np.float32) * (np.arange(width) == 1)
+    made["layers.0.self_attn.q_proj.weight"] *= 4.0  # the scale is 1/4
+    made["layers.0.input_layernorm.weight"] = np.full(width, 2.0**14, np.float32)
+    keys = np.zeros((3, width))
+    keys[:, 0], keys[:, 1] = 2.0**16, [0.0, 1.0, 20.0]
+    query = np.zeros(width)
+    query[:2] = 2.0**16, 1.0
+    report = certify_heads(write(tmp_path, config, made), 0, keys=keys, queries=[query], leak=1e-6)
+    (head,) = report.heads
+    assert head.selected == (2,)
+    assert 18.999 <= head.margins["float32"] <= head.gap <= 19.0
+    assert report.is_safe
+    corner = query.copy()
+    corner[1] = -1.0
+    assert not certify_heads(tmp_path, 0, keys=keys, box=(corner, query), leak=1e-6).is_safe
+    corner[1] = 0.75
+    assert 14.24 <= certify_heads(tmp_path, 0, keys=keys, box=(corner, query)).heads[0].gap <= 14.25
+
+
 def broken(**changes: Any) -> dict[str, Any]:
     return config_of("llama") | changes
 

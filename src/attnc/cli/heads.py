@@ -172,7 +172,7 @@ def _print(report: HeadReport) -> None:
             str(head.head),
             chosen + more,
             floor(head.gap, 3),
-            ceiling(head.leaks[report.dtype]),
+            ceiling(min(1.0, head.leaks[report.dtype])),
             *(floor(head.margins[each], 3) for each in ("float32", "float64")),
             "no limit" if longest is None else f"{longest:,}",
             Text("safe" if is_safe else "not safe", "green" if is_safe else "yellow"),

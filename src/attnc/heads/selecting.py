@@ -87,7 +87,8 @@ class HeadClaim:
     margins : mapping
         Arithmetic → a lower bound of that distance as computed: the gap less the errors of both scores.
     leaks : mapping
-        Arithmetic → an upper bound of the weight of all other keys as computed.
+        Arithmetic → an upper bound of the weight of all other keys as computed. Computed weights may have a sum of a
+        little more than 1, so it may be a little above 1.
     lengths : mapping
         Arithmetic → the most keys, all of them at least as far behind, with which the leak stays within the allowed
         one. At least 1, and None if there is no limit below 2^63.
@@ -275,7 +276,7 @@ class LayerClaims:
             # The softmax subtracts, exponentiates, sums and divides, in float32 or better.
             relaxed = down(computed - up(np.abs(computed) * (4 * SINGLE)), 2)
             grown = 1 + 4 * ENGINE_ULPS["float32"] * SINGLE + gamma(self.num_keys + 2, SINGLE)
-            leaks[rounding.dtype] = min(1.0, float(up(leaked(relaxed) * grown, 2)))
+            leaks[rounding.dtype] = float(up(leaked(relaxed) * grown, 2))
         return _QueryClaim(a, float(gaps.min(initial=math.inf)), leaked(gaps), margins, leaks)
 
     def _scale_range(self, region: Region) -> Interval:
