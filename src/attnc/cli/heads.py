@@ -77,9 +77,11 @@ def certify_heads_command(
 ) -> None:
     """Prove how surely the heads of a layer of a stock model select one of some keys.
 
-    For every head: a lower bound of the gap between the selected key's score and all others, an upper bound of the
-    weight of all others (the leak), the gap that rounding leaves (the margin), and the longest sequence for which the
-    leak stays within --leak if all further keys are as far behind.
+    The gap is a lower bound of the distance of the selected key's score from all others; rounding leaves the margin.
+
+    The leak is an upper bound of the weight of all other keys together.
+
+    The longest sequence has a leak of at most --leak if all further keys are as far behind.
 
     The exit code is 0 if all heads are safe, and 1 if one is not.
     """
