@@ -5,7 +5,7 @@ PIP := $(BIN)/pip install --disable-pip-version-check -q -c constraints.txt
 LENS := .venv-lens
 LENS_PIP := $(LENS)/bin/pip install --disable-pip-version-check -q -c constraints.txt
 
-.PHONY: demo test test-slow test-models test-lens test-wheel bench bench-speed corpus attack docs-figures lint clean
+.PHONY: demo test test-slow test-models test-lens test-wheel bench bench-speed corpus attack docs docs-figures lint clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -71,8 +71,12 @@ corpus: $(VENV)/.dev
 attack: $(VENV)/.dev
 	PYTHONPATH=tests $(BIN)/python -m attack $(ATTACK)
 
+# The documentation as a site, in site/.
+docs: $(VENV)/.dev
+	$(BIN)/python docs/builders/website.py
+
 docs-figures: $(VENV)/.dev
 	$(BIN)/python docs/builders/tables.py --figures
 
 clean:
-	rm -rf $(VENV) $(LENS) benchmarks/.venvs demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LENS) benchmarks/.venvs demo site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
+import attnc
 from attnc import doctor
 from attnc.cli import main
 from attnc.proofs import observed
@@ -122,6 +123,25 @@ def test_every_page_is_in_the_index() -> None:
     index = (ROOT / "docs/README.md").read_text(encoding="utf-8")
     for page in PAGES[1:]:
         assert page.name == "README.md" or f"({page.name})" in index
+
+
+def test_the_site_has_every_page_every_name_and_every_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs/builders"))
+    website = runpy.run_path(str(ROOT / "docs/builders/website.py"), run_name="website")
+    website["build"](tmp_path / "site")
+    for page in PAGES[1:]:
+        assert (tmp_path / "site" / ("index.html" if page.name == "README.md" else f"{page.stem}.html")).exists()
+        assert f'"{page.name}"' in (ROOT / "docs/zensical.toml").read_text(encoding="utf-8"), "not in the navigation"
+    api, commands = (
+        (tmp_path / "site/api.html").read_text("utf-8"),
+        (tmp_path / "site/commands.html").read_text("utf-8"),
+    )
+    for name in (name for name in attnc.__all__ if callable(getattr(attnc, name))):
+        assert f">{name}" in api
+    for name in ("compile", "plan", "eval", "info", "verify", "export", "convert", "icl", "lab run", "doctor", "demo"):
+        assert f">attnc {name}" in commands
+    for page in (tmp_path / "site").glob("*.html"):  # nothing is fetched from elsewhere
+        assert not re.search(r"""<(script|img|link)[^>]*(src|href)=["']https?:""", page.read_text("utf-8")), page.name
 
 
 def test_figures_are_small_and_used_and_have_a_maker(monkeypatch: pytest.MonkeyPatch) -> None:

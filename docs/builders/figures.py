@@ -61,6 +61,38 @@ def draw_slopes(path: Path) -> None:
     picture.savefig(path, dpi=130, facecolor="white")
 
 
+def draw_tutorial(path: Path) -> None:
+    """Seven keys of sin at three temperatures: the output above, the weights of the keys below."""
+    from matplotlib.figure import Figure
+
+    x = np.linspace(-3, 3, 601)
+    picture = Figure(figsize=(9.2, 4.4), layout="constrained")
+    rows = picture.subplots(2, 3, sharex=True, height_ratios=(3, 2))
+    for beta, curve, image in zip((0.3, 3.0, 50.0), *rows, strict=True):
+        net = attnc.compile("sin(x)", {"x": (-3, 3)}, construction="max_affine", beta=beta, points_per_axis=7)
+        outputs, cache = net.run(x[:, None], cache=True)
+        curve.plot(x, np.sin(x), color="#5b6470", lw=1.2, ls="--", label="sin(x)")
+        curve.plot(x, outputs, color="#0072b2", lw=1.8, label="network")
+        curve.set_title(f"β = {beta:g}", fontsize=11)
+        shown = image.imshow(
+            cache["select.head0.pattern"][:, 0].T,
+            "Blues",
+            aspect="auto",
+            interpolation="nearest",
+            origin="lower",
+            extent=(-3, 3, 0.5, 7.5),
+            vmin=0,
+            vmax=1,
+        )
+        image.set_xlabel("x")
+        image.set_yticks(range(1, 8))
+    rows[0][0].legend(frameon=False, fontsize=9)
+    rows[0][0].set_ylabel("output")
+    rows[1][0].set_ylabel("key")
+    picture.colorbar(shown, ax=rows[1], label="weight", pad=0.01)
+    picture.savefig(path, dpi=130, facecolor="white")
+
+
 def draw_spectral(path: Path) -> None:
     attnc.compile("x*sin(3*x)", {"x": (-2, 2)}, 1e-3, construction="spectral_grid").plot(path)
 
@@ -180,6 +212,7 @@ def figures() -> dict[str, Callable[[Path], None]]:
     mlp = small_mlp()
     return {
         "demo": draw_demo,
+        "tutorial": draw_tutorial,
         "max_affine": of_text("x*sin(3*x)", [(-2, 2)], 0.5, construction="max_affine"),
         "max_affine_adaptive": of_text(SPIKE, SPIKE_BOX, 0.1, centres="adaptive"),
         "max_affine_cross": of_text("sin(x)*y", [(-3, 3), (-1, 1)], 0.3, construction="max_affine_cross"),
