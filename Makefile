@@ -2,8 +2,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --disable-pip-version-check -q -c constraints.txt
+LENS := .venv-lens
+LENS_PIP := $(LENS)/bin/pip install --disable-pip-version-check -q -c constraints.txt
 
-.PHONY: demo test test-slow test-models test-wheel bench bench-speed corpus attack docs docs-figures lint clean
+.PHONY: demo test test-slow test-models test-lens test-wheel bench bench-speed corpus attack docs docs-figures lint clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -37,7 +39,18 @@ test-slow: $(VENV)/.dev
 	$(BIN)/pytest -n 2 -m slow --hypothesis-profile=new
 
 test-models: $(VENV)/.models
-	HF_HUB_OFFLINE=1 $(BIN)/pytest -m models tests/converting
+	HF_HUB_OFFLINE=1 $(BIN)/pytest -m models tests/converting tests/heads
+
+# TransformerLens, nnsight and CircuitsVis need packages of other versions than attnc does, so they are in an environment
+# of their own. torch comes first: with its pin, nothing else can choose a build for CUDA.
+$(LENS)/.done: pyproject.toml constraints.txt
+	test -x $(LENS)/bin/python || $(PYTHON) -m venv $(LENS)
+	$(LENS_PIP) torch
+	$(LENS_PIP) -e '.[lens,fast]' nnsight circuitsvis hypothesis pytest
+	@touch $@
+
+test-lens: $(LENS)/.done
+	HF_HUB_OFFLINE=1 $(LENS)/bin/pytest -m lens tests/exports tests/engines
 
 # The built wheel in a fresh environment for each extra, or for EXTRAS="none plots".
 test-wheel:
@@ -66,4 +79,4 @@ docs-figures: $(VENV)/.dev
 	$(BIN)/python docs/builders/tables.py --figures
 
 clean:
-	rm -rf $(VENV) benchmarks/.venvs demo site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LENS) benchmarks/.venvs demo site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -36,6 +36,7 @@ LEVELS = (
     {"loading", "planning", "refusing", "certifying"},
     {"compiling"},
     {"converting"},
+    {"heads"},
     {"demo", "doctor", "cli", "__main__"},
 )
 """Lowest first. A part imports from the levels below its own and from itself, never from a neighbour on its level."""

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import attnc
-from attnc import constructions, incontext
+from attnc import constructions, heads, incontext
 
 NEEDS = {
     "attnc.convert": "torch",
@@ -32,7 +32,7 @@ NEEDS = {
 
 def public_names() -> Iterator[tuple[str, Any]]:
     """The names that the packages export, and the public methods and properties of a network."""
-    for module in (attnc, constructions, incontext):
+    for module in (attnc, constructions, heads, incontext):
         for name in module.__all__:
             if callable(getattr(module, name)):
                 yield f"{module.__name__}.{name}", getattr(module, name)

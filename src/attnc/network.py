@@ -33,11 +33,12 @@ from attnc.proofs.certificate import Certificate, Standing
 from attnc.proofs.observed import observed_error, sample_with_tails
 from attnc.proofs.prover import PROOF_SECONDS, ProofRequest
 from attnc.proofs.provers import best_proof
-from attnc.proofs.staged.claims import stated_derivation
+from attnc.proofs.staged.claims import stated_derivation, stated_meanings
 from attnc.targets.box import Box, BoxLike
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.expression import Expression
 from attnc.targets.expressions.kinks import REACH
+from attnc.targets.expressions.tree import to_text
 from attnc.targets.parts.part import Derivation
 from attnc.targets.table import TableTarget
 from attnc.targets.target import Target
@@ -865,6 +866,110 @@ class Network:
         from attnc.engines.jax_engine import to_jax
 
         return to_jax(self.program, limits, is_nan_outside=outside == "nan")
+
+    def to_transformer_lens(self) -> Any:
+        """Return the network as a model of TransformerLens: attention alone, no norm, one residual stream.
+
+        The positions are `rest`, where idle heads look, then the keys, then the query. The model takes tensors made by
+        its `embed_points`, and the outputs are at its last position.
+
+        Returns
+        -------
+        transformer_lens.model_bridge.TransformerBridge
+            The model, in the program's dtype. It needs transformer-lens. It has these further attributes:
+            `embed_points(points)`, the tensor (batch, positions, d_model) for some points; `residual_labels`, the
+            expression that each channel holds; `position_labels`; `head_labels`, the program's name of each head of
+            each block.
+
+        Raises
+        ------
+        InputError
+            If the program has no such form: scores that multiply two quantities that both depend on the input, or too
+            many keys and heads for a map of all positions.
+        ProgramError
+            If the model differs from the reference by more than rounding allows.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> net = attnc.compile("sin(x) + cos(y)", {"x": (-3, 3), "y": (-3, 3)}, eps=1e-6)
+        >>> model = net.to_transformer_lens()  # doctest: +SKIP
+        >>> outputs, cache = model.run_with_cache(model.embed_points([[0.5, 1.0]]))  # doctest: +SKIP
+        >>> cache["blocks.0.attn.hook_pattern"].shape  # doctest: +SKIP
+        torch.Size([1, 2, 9, 9])
+        """
+        from attnc.exports.residual_stream import residual_stream
+        from attnc.exports.transformer_lens import run_points, to_transformer_lens
+
+        stream = residual_stream(self.program, self.variables, self._meanings(), self._output_texts())
+        model = to_transformer_lens(stream, self.program.input_shapes, self.dtype)
+        found = self._parity(lambda inputs: run_points(model, inputs, self.program.output_shape))
+        if not found.is_within:
+            raise ProgramError(
+                f"on {found.num_points:,} points the model and the reference differ by {found.difference:.3g}; "
+                f"rounding allows {found.allowed:.3g}. Use another version of transformer-lens, or net.to_torch()."
+            )
+        return model
+
+    def _meanings(self) -> dict[str, str]:
+        """Return the expression of the variables that each channel holds, as far as the certificate states it."""
+        heads = self.certificate.by_heads
+        if heads is None:
+            return {}
+        with suppress(ProgramError):  # a file may state anything
+            return stated_meanings(heads.heads, heads.outputs, self.variables)
+        return {}
+
+    def _output_texts(self) -> tuple[str, ...]:
+        """Return the expression of each output, or nothing."""
+        return () if self.expression is None else tuple(map(to_text, Expression.parse(self.expression).outputs))
+
+    def show_attention(
+        self, *inputs: Float[np.ndarray, "batch ..."], outside: str = "raise", max_bytes: int = MAX_BYTES
+    ) -> Any:
+        """Return the attention maps of all heads at some points, for a notebook or as a page.
+
+        Parameters
+        ----------
+        *inputs : array_like
+            As for a call of the network, at most 256 points.
+        outside : str
+            As for a call of the network.
+        max_bytes : int
+            Limit of the memory for the maps.
+
+        Returns
+        -------
+        AttentionView
+            A notebook shows it. `.save("attention.html")` writes one page that needs no connection.
+
+        Raises
+        ------
+        InputError
+            As for `run`, and if there are too many points or weights for a page.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> net = attnc.compile("sin(x)", {"x": (-3, 3)}, eps=1e-3)
+        >>> view = net.show_attention([[0.5], [1.0]])
+        >>> "<script" in view.page, "http" in view.page.replace("http-equiv", "")
+        (True, False)
+        """
+        from attnc.plots.attention_page import MOST_POINTS, attention_view
+
+        if not inputs or not 1 <= (count := len(_as_floats(inputs[0]))) <= MOST_POINTS:
+            raise InputError(f"a page shows from 1 to {MOST_POINTS} points, found {count if inputs else 0:,}")
+        outputs, cache = self.run(*inputs, cache=True, outside=outside, max_bytes=max_bytes)
+        flat = np.concatenate([_as_floats(given).reshape(count, -1) for given in inputs], axis=1)
+        points = [
+            {
+                "label": ", ".join(f"{name} = {x:.6g}" for name, x in zip(self.variables, row, strict=True))[:200],
+                "output": ", ".join(f"{y:.6g}" for y in np.ravel(out))[:200],
+            }
+            for row, out in zip(flat, outputs, strict=True)
+        ]
+        return attention_view(self.program, cache, points, function_of(self)[:200])
 
     def _limits(self, outside: str) -> tuple[np.ndarray, np.ndarray] | None:
         """Return the box to which an export restricts its inputs, None for "allow"; InputError for an unknown word."""

@@ -147,7 +147,7 @@ def value_note(claim: Certificate, *, is_claimed: bool, at: float = 0.0) -> str:
     elif claim.core is not None and bound is None:
         beyond = f"rounding beyond [{claim.core[0]:g}, {claim.core[1]:g}] not counted"
         if claim.beyond is not None:
-            beyond = f"numbers may overflow beyond |x| = {_floor(claim.beyond.reach)}"
+            beyond = f"numbers may overflow beyond |x| = {floor(claim.beyond.reach)}"
         words = f"(± {largest} in exact arithmetic, {beyond})"
     is_plain = claim.standing is Standing.PROVEN and not claim.is_by_theorem
     return words if is_plain else f"{words} ({_joined(claim, said(claim))})"
@@ -215,7 +215,7 @@ def rounding_where(claim: Certificate) -> str:
     lo, hi = claim.core
     if claim.beyond is None:
         return f"rounding included on [{lo:g}, {hi:g}], in exact arithmetic beyond"
-    more, reach = ceiling(claim.beyond.relative), _floor(claim.beyond.reach)
+    more, reach = ceiling(claim.beyond.relative), floor(claim.beyond.reach)
     return f"rounding included on [{lo:g}, {hi:g}]; beyond, it adds at most {more}·|x|, up to |x| = {reach}"
 
 
@@ -283,6 +283,6 @@ def ceiling(value: float, digits: int = 3, rounding: str = ROUND_CEILING) -> str
     return f"{rounded.scaleb(-exponent):f}e{exponent:+03d}"
 
 
-def _floor(value: float) -> str:
-    """Return a limit to two digits, rounded down."""
-    return ceiling(value, 2, ROUND_FLOOR)
+def floor(value: float, digits: int = 2) -> str:
+    """Return a limit with a few digits, rounded down."""
+    return ceiling(value, digits, ROUND_FLOOR)

@@ -65,6 +65,7 @@ def hint(extra, act):
 hint("plots", lambda: net.plot("net.svg"))
 hint("torch", lambda: net.to_torch())
 hint("jax", lambda: net.to_jax())
+hint("lens", lambda: net.to_transformer_lens())
 hint("onnx", lambda: net.export_onnx("net.onnx"))
 hint("incontext", lambda: attnc.incontext.Ridge())
 assert "pip install 'attnc[plots]'" in run("plot", "net", code=2)
@@ -88,6 +89,10 @@ assert attnc.convert(mlp, eps=1e-6)[1].rows()
 import jax
 function = net.astype("float32").to_jax(outside="clamp")
 assert function(jax.numpy.zeros((3, 2))).shape == jax.vmap(function)(jax.numpy.zeros((3, 2))).shape == (3,)
+""",
+    "lens": """
+model = net.to_transformer_lens()
+assert model(model.embed_points([[0.0, 0.0]])).shape[0] == 1
 """,
     "models": """
 import transformers

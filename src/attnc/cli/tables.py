@@ -91,6 +91,11 @@ def read_examples(
     return array[:, 1:], array[:, 0], names[1:]
 
 
+def read_matrix(path: Path) -> np.ndarray:
+    """Read all columns of a table, whose first line names them, as rows of numbers."""
+    return _read(path, (), with_others=True)[0]
+
+
 def _read(
     path: Path, wanted: Sequence[str], *, with_others: bool, labels: list[str] | None = None
 ) -> tuple[np.ndarray, list[int], tuple[str, ...]]:

@@ -62,6 +62,8 @@ DTYPES: dict[str, DType] = {
     "I32": np.dtype("<i4"),
     "I64": np.dtype("<i8"),
 }
+STORED_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+"""The dtypes of floats in files of other programs, and their sizes."""
 
 
 @contextmanager
@@ -207,6 +209,53 @@ def read_tensors(path: PathLike, expected: Layout, max_bytes: int) -> tuple[dict
         return tensors, digest.hexdigest()
 
 
+@dataclass(frozen=True)
+class StoredTensor:
+    """The place of a tensor in a file: its dtype as the file names it, its shape, and its first and last byte + 1."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+    def row(self, number: int) -> StoredTensor:
+        """Return the place of one row."""
+        size = (self.end - self.begin) // self.shape[0]
+        return StoredTensor(self.dtype, self.shape[1:], self.begin + number * size, self.begin + (number + 1) * size)
+
+
+def stored_tensors(path: PathLike) -> dict[str, StoredTensor]:
+    """Return the places of all tensors of a safetensors file that someone else wrote. Nothing else is read."""
+    origin, found = os.fspath(path), {}
+    with open_regular(path) as file:
+        prefix, header = _read_header(file, origin)
+        total = _size(file) - len(prefix)
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        dtype, shape, (begin, end) = _described(name, entry, origin)
+        size = STORED_BYTES.get(dtype)
+        if begin > end or end > total or (size is not None and end - begin != math.prod(shape) * size):
+            raise FileError(f"{origin!r}: the tensor {name!r} has offsets that do not fit its shape or the file")
+        found[name] = StoredTensor(dtype, shape, len(prefix) + begin, len(prefix) + end)
+    return found
+
+
+def read_stored(path: PathLike, stored: StoredTensor) -> np.ndarray:
+    """Read one tensor of floats. bfloat16 becomes float32, which holds all of its numbers."""
+    origin = os.fspath(path)
+    if stored.dtype not in STORED_BYTES:
+        raise FileError(f"{origin!r}: a tensor has the dtype {stored.dtype!r}; {', '.join(STORED_BYTES)} are read")
+    with open_regular(path) as file:
+        file.seek(stored.begin)
+        raw = file.read(stored.end - stored.begin)
+    if len(raw) != stored.end - stored.begin:
+        raise FileError(f"{origin!r} became shorter while it was read")
+    if stored.dtype == "BF16":
+        return (np.frombuffer(raw, "<u2").astype("<u4") << 16).view("<f4").reshape(stored.shape)
+    return np.frombuffer(raw, f"<f{STORED_BYTES[stored.dtype]}").reshape(stored.shape)
+
+
 def _size(file: BufferedReader) -> int:
     return os.fstat(file.fileno()).st_size
 
@@ -243,15 +292,11 @@ def _check_header(header: dict[str, Any], expected: Layout, size: int, origin: s
     for name, entry in header.items():
         if name == "__metadata__":
             continue
-        if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
-            raise FileError(f"{origin!r}: the tensor {name!r} is not described by dtype, shape and data_offsets")
-        shape, offsets = entry["shape"], entry["data_offsets"]
-        if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
-            raise FileError(f"{origin!r}: the tensor {name!r} has no proper shape or data_offsets")
-        if str(entry["dtype"]) not in DTYPES:  # numpy would accept None and names of its own as dtypes
+        kind, shape, ends = _described(name, entry, origin)
+        if kind not in DTYPES:  # numpy would accept None and names of its own as dtypes
             raise FileError(f"{origin!r}: the tensor {name!r} has a dtype that is not among {', '.join(DTYPES)}")
-        found[name] = (DTYPES[entry["dtype"]], tuple(shape))
-        placed.append((*offsets, name))
+        found[name] = (DTYPES[kind], shape)
+        placed.append((*ends, name))
     require_expected(found, expected, f"{origin!r}: ")
     end = 0
     for begin, next_end, name in sorted(placed):
@@ -265,6 +310,16 @@ def _check_header(header: dict[str, Any], expected: Layout, size: int, origin: s
     if end != size:
         raise FileError(f"{origin!r}: the tensors need {end:,} bytes, the file has {size:,} for them")
     return [name for *_, name in sorted(placed)]
+
+
+def _described(name: str, entry: Any, origin: str) -> tuple[str, tuple[int, ...], tuple[int, int]]:
+    """Return dtype, shape and offsets of a tensor as the header states them."""
+    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+        raise FileError(f"{origin!r}: the tensor {name!r} is not described by dtype, shape and data_offsets")
+    shape, offsets = entry["shape"], entry["data_offsets"]
+    if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
+        raise FileError(f"{origin!r}: the tensor {name!r} has no proper shape or data_offsets")
+    return str(entry["dtype"]), tuple(shape), (offsets[0], offsets[1])
 
 
 def _are_sizes(values: Any) -> bool:
