@@ -958,10 +958,10 @@ class Network:
         """
         from attnc.plots.attention_page import MOST_POINTS, attention_view
 
-        if not inputs or not 1 <= (count := len(_as_floats(inputs[0]))) <= MOST_POINTS:
+        if not inputs or not 1 <= (count := len(real_array("points", inputs[0]))) <= MOST_POINTS:
             raise InputError(f"a page shows from 1 to {MOST_POINTS} points, found {count if inputs else 0:,}")
         outputs, cache = self.run(*inputs, cache=True, outside=outside, max_bytes=max_bytes)
-        flat = np.concatenate([_as_floats(given).reshape(count, -1) for given in inputs], axis=1)
+        flat = np.concatenate([real_array("points", given).reshape(count, -1) for given in inputs], axis=1)
         points = [
             {
                 "label": ", ".join(f"{name} = {x:.6g}" for name, x in zip(self.variables, row, strict=True))[:200],
