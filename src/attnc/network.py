@@ -730,7 +730,7 @@ class Network:
 
         stream = residual_stream(self.program, self.variables, self._meanings(), self._output_texts())
         model = to_transformer_lens(stream, self.program.input_shapes, self.dtype)
-        found = self._parity(lambda inputs: run_points(model, inputs, self.program.output_shape))
+        found = self._parity(lambda inputs: run_points(model, inputs, self.program.output_shape), stream.num_scores)
         if not found.is_within:
             raise ProgramError(
                 f"on {found.num_points:,} points the model and the reference differ by {found.difference:.3g}; "
@@ -862,14 +862,15 @@ class Network:
         export_onnx(self.program, path, metadata=stated, limits=limits, is_nan_outside=outside == "nan", accept=accept)
         return found[0]
 
-    def _parity(self, run: Callable[[list[np.ndarray]], np.ndarray]) -> Parity:
+    def _parity(self, run: Callable[[list[np.ndarray]], np.ndarray], scores_per_point: int = 1) -> Parity:
         """Compare an exported network with the reference, in the core of the box and in its tails.
 
+        The sample has fewer points if the exported network computes many scores for each, at least `scores_per_point`.
         Points whose scores overflow in the reference are left out: the network refuses them.
         """
         claimed = self.certificate.core
         core = self.box.core(REACH) if claimed is None else Box.parse([claimed], self.variables)
-        count = int(np.clip(PARITY_SCORES // max(1, self.num_anchors), *PARITY_POINTS))
+        count = int(np.clip(PARITY_SCORES // max(scores_per_point, self.num_anchors, 1), *PARITY_POINTS))
         # A tail is sampled out to 1/√u widths of the core. There, half of the digits of a score are left. At 1/u,
         # rounding allows any value.
         flat = sample_with_tails(self.box, core, count, UNIT_ROUNDOFF[self.dtype] ** -0.5)
