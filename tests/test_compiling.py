@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import attnc
-from attnc import certifying
+from attnc import proving
 from attnc.errors import AttncError, BoundNotMet, DomainError, ExpressionError, FileError, InputError
 from attnc.numerics.limits import OutOfTime
 from strategies.expressions import expressions
@@ -389,7 +389,7 @@ def test_a_theorem_stands_if_there_is_no_time_to_observe_or_prove(monkeypatch, l
     def out_of_time(*_: object) -> None:
         raise OutOfTime(late)
 
-    monkeypatch.setattr(certifying, late, out_of_time)
+    monkeypatch.setattr(proving, late, out_of_time)
     claim = attnc.compile("x*y", BOX, 0.3, construction="two_layer").certificate
     assert (claim.method if late == "best_proof" else "theorem", claim.observed is not None) == ("theorem", observes)
     assert claim.bound <= 0.3

@@ -27,6 +27,7 @@ BLOCK = re.compile(
 NEEDS = {
     "matplotlib": r"\.plot\(",
     "torch": r"to_torch|import torch",
+    "transformers": r"import AutoModel",
     "jax": r"to_jax|import jax",
     "transformer_lens": r"to_transformer_lens|head_labels",
     "onnx": r"onnx",

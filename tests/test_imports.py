@@ -28,7 +28,10 @@ LEVELS = (
     {"constructions", "verifying", "wording"},
     {"incontext"},
     {"model_card"},
-    {"plots"},
+    {"plots", "stock"},
+    {"exact_channels", "proving"},
+    {"interventions", "retraining"},
+    {"comparing"},
     {"network"},
     {"loading", "planning", "refusing", "certifying"},
     {"compiling"},
@@ -39,7 +42,18 @@ LEVELS = (
 """Lowest first. A part imports from the levels below its own and from itself, never from a neighbour on its level."""
 PROGRAMS = LEVELS[-1]
 """At the top, the parts that people run may use each other, and the public API."""
-ONLY_TYPES = {(part, "attnc.network") for part in ("model_card", "plots", "wording")}
+BELOW_NETWORK = (
+    "comparing",
+    "exact_channels",
+    "interventions",
+    "model_card",
+    "plots",
+    "proving",
+    "retraining",
+    "wording",
+)
+ONLY_TYPES = {(part, "attnc.network") for part in BELOW_NETWORK}
+ONLY_TYPES |= {("plots", "attnc.comparing"), ("plots", "attnc.interventions")}
 """Upwards, for annotations alone: words, cards and pictures are about a Network and its claims."""
 CODE_RUNNERS = {"eval", "exec", "compile", "__import__"}
 UNSAFE_MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}

@@ -20,6 +20,8 @@ NEEDS = {
     "attnc.Report": "torch",
     "attnc.load_converted": "torch",
     "attnc.Network.to_torch": "torch",
+    "attnc.Network.with_weights": "torch",
+    "attnc.compare": "torch",
     "attnc.Network.to_jax": "jax",
     "attnc.Network.export_onnx": "onnxruntime",
     "attnc.Network.plot": "matplotlib",

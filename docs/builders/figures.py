@@ -93,6 +93,13 @@ def draw_tutorial(path: Path) -> None:
     picture.savefig(path, dpi=130, facecolor="white")
 
 
+def draw_trace(path: Path) -> None:
+    """Activation patching of a composition of three heads, with the pairs of points of docs/interpretability.md."""
+    net = attnc.compile("tanh(sin(x) + y) + x*y", {"x": (-2, 2), "y": (-1, 1)}, 1e-5)
+    clean, corrupted = (np.random.default_rng(seed).uniform(-1, 1, (100, 2))[:20] for seed in (0, 1))
+    attnc.trace(net, clean, corrupted).plot(path)
+
+
 def draw_spectral(path: Path) -> None:
     attnc.compile("x*sin(3*x)", {"x": (-2, 2)}, 1e-3, construction="spectral_grid").plot(path)
 
@@ -213,6 +220,7 @@ def figures() -> dict[str, Callable[[Path], None]]:
     return {
         "demo": draw_demo,
         "tutorial": draw_tutorial,
+        "trace": draw_trace,
         "max_affine": of_text("x*sin(3*x)", [(-2, 2)], 0.5, construction="max_affine"),
         "max_affine_adaptive": of_text(SPIKE, SPIKE_BOX, 0.1, centres="adaptive"),
         "max_affine_cross": of_text("sin(x)*y", [(-3, 3), (-1, 1)], 0.3, construction="max_affine_cross"),

@@ -1,7 +1,8 @@
 """Builds the documentation site: `make docs`, or `python docs/builders/website.py [--out site]`.
 
-The pages of docs/ are copied to a folder of their own. Two pages are added there: the API, from the docstrings of all
-public names, and the commands, from their help texts. Zensical turns the folder into a site that needs no network.
+The pages of docs/ and CONTRIBUTING.md are copied to a folder of their own. Two pages are added there: the API, from the
+docstrings of all public names, and the commands, from their help texts. Zensical turns the folder into a site that
+needs no network.
 """
 
 from __future__ import annotations
@@ -140,11 +141,22 @@ def _help_text(arguments: tuple[str, ...]) -> str:
     return "\n".join(line.rstrip() for line in text.strip().splitlines())
 
 
+def _add_contributing(pages: Path) -> None:
+    """Make CONTRIBUTING.md, which is beside docs/, a page of the site."""
+    text = (DOCS.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    (pages / "contributing.md").write_text(text.replace("](docs/", "]("), encoding="utf-8")
+    for page in pages.glob("*.md"):
+        text = page.read_text(encoding="utf-8")
+        if "](../CONTRIBUTING.md" in text:
+            page.write_text(text.replace("](../CONTRIBUTING.md", "](contributing.md"), encoding="utf-8")
+
+
 def build(out: Path) -> None:
     """Write the site to a folder. It replaces one that is there."""
     with tempfile.TemporaryDirectory() as folder:
         pages = Path(folder) / "docs"
         shutil.copytree(DOCS, pages, ignore=shutil.ignore_patterns("builders", "*.toml", "__pycache__"))
+        _add_contributing(pages)
         (pages / "api.md").write_text(api_page(), encoding="utf-8")
         (pages / "commands.md").write_text(commands_page(), encoding="utf-8")
         shutil.copy(CONFIG, folder)

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from attnc import constructions, incontext
+from attnc.comparing import Comparison, HeadComparison, compare
 from attnc.compiling import compile
 from attnc.constructions import Built, Estimate
 from attnc.converting import convert, load_converted, mlp_network
@@ -18,6 +19,7 @@ from attnc.errors import (
     ParityExceeded,
     ProgramError,
 )
+from attnc.interventions import Ablated, Trace, TracedSite, trace
 from attnc.ir import Affine, Attention, Program, Softmax
 from attnc.ir.layers import Head
 from attnc.ir.sparse import Sparse
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Ablated",
     "Affine",
     "Attention",
     "AttncError",
@@ -50,12 +53,14 @@ __all__ = [
     "Box",
     "Built",
     "Certificate",
+    "Comparison",
     "Diagnosis",
     "DomainError",
     "Estimate",
     "ExpressionError",
     "FileError",
     "Head",
+    "HeadComparison",
     "InputError",
     "Leaves",
     "MissingExtra",
@@ -77,8 +82,11 @@ __all__ = [
     "TableTarget",
     "Target",
     "Term",
+    "Trace",
+    "TracedSite",
     "TruncatedLinear",
     "as_target",
+    "compare",
     "compile",
     "constructions",
     "convert",
@@ -88,6 +96,7 @@ __all__ = [
     "load_converted",
     "mlp_network",
     "plan",
+    "trace",
     "verify",
 ]
 

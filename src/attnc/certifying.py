@@ -6,38 +6,17 @@ import contextlib
 import dataclasses
 import math
 
-import numpy as np
-
+from attnc import proving
 from attnc.constructions.built import Built, Progress
-from attnc.errors import InputError, ProgramError
+from attnc.errors import ProgramError
 from attnc.network import Network
 from attnc.numerics.bound import Term
-from attnc.numerics.intervals import Interval
-from attnc.numerics.limits import OutOfTime, check_time, time_limit
-from attnc.numerics.rounding import UNIT_ROUNDOFF, engine_assumption, up
-from attnc.proofs.certificate import ASSUMING, THEOREM, TRUSTED, Certificate
-from attnc.proofs.observed import observed_error, sample_points
-from attnc.proofs.proof import Leaves, Points, Proof, Stages
-from attnc.proofs.prover import PROOF_SECONDS, ProofRequest
-from attnc.proofs.provers import best_proof
+from attnc.numerics.limits import OutOfTime
+from attnc.numerics.rounding import up
+from attnc.proofs.certificate import THEOREM, Certificate
+from attnc.proofs.prover import PROOF_SECONDS
 from attnc.proofs.staged.prover import TRUNCATION
-from attnc.targets.expressions.kinks import REACH
 from attnc.targets.target import Target
-
-BESIDE_THEOREM = 1.01
-"""Without eps, a proof replaces the bound of a theorem if it is larger by this factor at most, as it can be re-proved.
-Measured for 27 partitions of one to four variables: proofs are at most 1.0003 times a theorem that is attained."""
-QUADRATURE = 1e-3
-"""Relative error allowed to an observed L_p norm, which is a mean over sampled points. If the observed norm exceeds the
-bound by more, compile reports a defect."""
-
-REFERENCE_POINTS = 256
-"""Number of points at which the float64 error of an expression is enclosed. Measured with the 108 expressions of the
-corpus on finite boxes: with 512 points the largest error is at most 17 % larger, with 128 at most 31 % smaller."""
-USUAL_ROUNDINGS = 64
-"""An error of an expression is unusual above this number of roundings of its value. Enclosures of the same expressions
-are 38 roundings wide in the median, and 112 or less for 95 %. The errors that count as unusual are at most 0.4 % of the
-eps of their case."""
 
 
 def certify(
@@ -51,61 +30,17 @@ def certify(
     """Return the network that was built, with its observed error and a bound, if one can be proved in time."""
     network = observe(built, target, eps, p, progress)
     with contextlib.suppress(OutOfTime):
-        return prove(network, built, target, progress, PROOF_SECONDS if seconds is None else seconds)
+        return proving.prove(network, target, progress, PROOF_SECONDS if seconds is None else seconds)
     return network
 
 
 def observe(built: Built, target: Target, eps: float | None, p: float, progress: Progress | None) -> Network:
     """Return the network with the bound of its theorem, and the largest error at samples or at all points of a table.
 
-    The float64 error of the expression itself is subtracted where it is unusually large. If the time
-    runs out, a network with the bound of a theorem is returned without an observed error; OutOfTime is raised if there
-    is no bound.
+    If the time runs out, a network with the bound of a theorem is returned without an observed error; OutOfTime is
+    raised if there is no bound.
     """
-    network = _by_theorem(built, target, eps, p)
-
-    def report(fraction: float) -> None:
-        check_time("observing")
-        if progress is not None:
-            progress("observing", fraction)
-
-    try:
-        seen = observed_error(lambda points: network.at(points, report), target, network.work_per_point, p)
-    except OutOfTime:
-        if network.certificate.bound is None:
-            raise
-        return network
-    unusual, _ = _reference_errors(target)
-    return _checked(_with_observed(network, max(0.0, seen - unusual)), target)
-
-
-def prove(network: Network, built: Built, target: Target, progress: Progress | None, seconds: float) -> Network:
-    """Return the network with the bound that a prover derives from its weights, if it can replace the theorem's.
-
-    It does so if it is smaller, or within eps: the checker can re-prove it, and cannot re-prove a theorem.
-    If there is neither, the bound is None and the method is "estimate". `seconds` are counted. OutOfTime is raised if
-    the time on the wall is over before there is a bound.
-    """
-    claim = network.certificate
-    request = ProofRequest(
-        p=float(claim.norm),
-        eps=network.eps or BESIDE_THEOREM * (claim.bound or 0.0),
-        observed=claim.observed or 0.0,
-        truncation=network.truncation,
-        progress=progress,
-        derivation=built.derivation,
-        has_theorem=claim.bound is not None,
-    )
-    try:
-        with time_limit(counted=seconds):
-            proof = best_proof(built.program, target, request)
-    except OutOfTime:
-        if claim.bound is None:
-            raise
-        return network
-    if proof is None or not _replaces(proof, claim.bound, request):
-        return network
-    return _checked(network._with_certificate(claim.proved(proof, _method(proof, target))), target)
+    return proving.observe(_by_theorem(built, target, eps, p), target, progress)
 
 
 def certify_also(
@@ -130,7 +65,7 @@ def _by_theorem(built: Built, target: Target, eps: float | None, p: float) -> Ne
 
     A theorem is about the full softmax. The truncation of the engine is added to its bound.
     """
-    dtype, points, norm = str(built.program.dtype), target.check_points(), str(float(p)).removesuffix(".0")
+    dtype, norm = str(built.program.dtype), str(float(p)).removesuffix(".0")
     bound, terms, method = None, tuple[Term, ...](), "estimate"
     network = Network(
         built.program,
@@ -141,88 +76,12 @@ def _by_theorem(built: Built, target: Target, eps: float | None, p: float) -> Ne
         definitions=target.definitions,
         eps=eps,
         parameters=dict(built.parameters),
+        derivation=built.derivation,
     )
     truncation = network.truncation
     if built.bound is not None:
-        bound, terms, method = built.bound.value, built.bound.terms, _under_assumption(THEOREM, target)
+        bound, terms, method = built.bound.value, built.bound.terms, proving.under_assumption(THEOREM, target)
         if truncation > 0:
             bound, terms = float(up(bound + truncation)), (*terms, Term("truncation", truncation, TRUNCATION))
-    if points is not None:
-        method = f"check at the table's {len(points):,} points"
-    claim = Certificate(
-        bound,
-        observed=None,
-        terms=terms,
-        assumptions=(*target.assumptions, engine_assumption(dtype), *([] if bound is None else [TRUSTED])),
-        dtype=dtype,
-        norm=norm,
-        method=method,
-        truncation=truncation,
-        evidence=None if points is None else Points(len(points)),
-    )
+    claim = proving.unproved(target, dtype, norm, truncation, bound=bound, terms=terms, method=method)
     return network._with_certificate(claim)
-
-
-def _replaces(proof: Proof, bound: float | None, request: ProofRequest) -> bool:
-    """Return whether a proof replaces the bound of a theorem, or the check of a table by an engine.
-
-    The check is kept if its error is within eps, and the bound with rounding is not.
-    """
-    if isinstance(proof.evidence, Points):
-        return math.isfinite(proof.bound) and not request.observed <= request.eps < proof.bound
-    return bound is None or proof.bound <= max(bound, request.eps)
-
-
-def _method(proof: Proof, target: Target) -> str:
-    match proof.evidence:
-        case Stages():
-            return "staged proof"
-        case Points(count):
-            return f"proof at the table's {count:,} points"
-        case Leaves():
-            return _under_assumption("proof", target)
-
-
-def _under_assumption(how: str, target: Target) -> str:
-    return how if target.given is None else f"{how}{ASSUMING}{target.given} as given"
-
-
-def _checked(network: Network, target: Target) -> Network:
-    """Return the network if no sample contradicts its claim; raise InputError otherwise.
-
-    An excess that the rounding of the expression explains is no contradiction.
-    """
-    claim = network.certificate
-    if claim.bound is None or claim.observed is None:
-        return network
-    allowed = claim.bound * (1 + QUADRATURE * (claim.norm != "inf"))
-    if claim.observed <= claim.bound:
-        return network
-    _, reference = _reference_errors(target)
-    if claim.observed - reference <= allowed:
-        return _with_observed(network, claim.bound)
-    found = (
-        f"the error at a sample is {claim.observed:.6g}, above the bound {claim.bound:.6g} of {target.describe()} on "
-        f"{target.box}"
-    )
-    if target.given is not None:
-        raise InputError(f"{found}: {target.given} cannot be right. State a larger number.")
-    raise InputError(f"{found}: this is a defect of attnc. Please report it with this message.")
-
-
-def _with_observed(network: Network, observed: float) -> Network:
-    return network._with_certificate(dataclasses.replace(network.certificate, observed=observed))
-
-
-def _reference_errors(target: Target) -> tuple[float, float]:
-    """Return the largest float64 error of the expression among the unusually large ones, and among all.
-
-    An error is unusually large if it is more than a few units in the last place, as for (x + 1e8) − 1e8.
-    """
-    if target.expression is None:
-        return 0.0, 0.0
-    points = sample_points(target.box if target.box.is_bounded else target.box.core(REACH), REFERENCE_POINTS)
-    ranges = target.expression.ranges(Interval.point(points), violations="infinite")
-    widths = np.where(np.isfinite(ranges.hi - ranges.lo), ranges.hi - ranges.lo, 0.0)
-    usual = USUAL_ROUNDINGS * UNIT_ROUNDOFF["float64"] * np.maximum(np.abs(ranges.hi), np.abs(ranges.lo))
-    return float(widths[widths > usual].max(initial=0.0)), float(widths.max())

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from attnc.certifying import certify_also, observe, prove
+from attnc.certifying import certify_also, observe
 from attnc.constructions.built import Built, Progress, out_of_time
 from attnc.constructions.construction import (
     DEFAULT_EPS,
@@ -31,6 +31,7 @@ from attnc.numerics.arithmetic import require_no_fault
 from attnc.numerics.limits import OutOfTime, time_limit, time_share
 from attnc.numerics.threads import one_thread
 from attnc.planning import DEFAULT_SECONDS, candidates, without_overflow
+from attnc.proving import prove
 from attnc.refusing import not_met, rounding_of, with_reachable
 from attnc.targets.box import BoxLike
 from attnc.targets.sources import as_target
@@ -206,7 +207,7 @@ def _proved(built: Built, target: Target, request: Request) -> _Attempt:
     try:
         with time_share(PROOF_SHARE):
             network = observe(built, target, request.eps, request.p, request.progress)
-            proved = prove(network, built, target, request.progress, PROOF_SHARE * request.seconds)
+            proved = prove(network, target, request.progress, PROOF_SHARE * request.seconds)
     except OutOfTime as late:
         raise out_of_time(target, request.eps_or_any, request.seconds, built.construction, late) from None
     return _Attempt(built, proved, request.eps_or_any)

@@ -5,26 +5,28 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from attnc.constructions.built import Progress
 from attnc.constructions.construction import MAX_BYTES
 from attnc.engines.fused import is_between
 from attnc.engines.numpy_engine import FractionDone, Limits, NumpyEngine, OutsideLimits, has_numba
-from attnc.errors import InputError, ParityExceeded, ProgramError, real_number
+from attnc.errors import InputError, ParityExceeded, ProgramError, positive_number, real_number, whole_number
 from attnc.exports.directory import folder_named, save_network
+from attnc.ir.patching import Patch, patching
 from attnc.ir.program import Program, require_shapes, split_columns
-from attnc.ir.reference import evaluate_recorded
+from attnc.ir.reference import evaluate_visited
 from attnc.ir.rounding import evaluation_error
 from attnc.ir.spec import check
 from attnc.numerics.arithmetic import warn_of_fault
-from attnc.numerics.arrays import Float
+from attnc.numerics.arrays import Float, real_array
 from attnc.numerics.limits import OutOfTime, time_limit
 from attnc.numerics.rounding import LARGEST, UNIT_ROUNDOFF
 from attnc.proofs.certificate import Certificate, Standing
@@ -37,12 +39,20 @@ from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.expression import Expression
 from attnc.targets.expressions.kinks import REACH
 from attnc.targets.expressions.tree import to_text
+from attnc.targets.parts.part import Derivation
+from attnc.targets.table import TableTarget
+from attnc.targets.target import Target
 from attnc.wording import NOT_CERTIFIED, ON_EXPORT, ON_FILE, ceiling, function_of, plural, said
+
+if TYPE_CHECKING:
+    from attnc.interventions import Ablated
 
 OUTSIDE = ("raise", "clamp", "allow")
 """The choices for a point outside the box of a network."""
 BEYOND = ("clamp", "nan", "allow")
 """The same choices for an exported network: torch modules, JAX functions and ONNX files cannot refuse a point."""
+FORMS = ("folded", "unfolded")
+"""The forms of a torch module."""
 PART_TOLERANCE = 0.003
 """The proof on a part of the box ends when its bound is within this share of the error seen there: a bound is printed
 with three digits."""
@@ -132,6 +142,9 @@ class Network:
     definitions : str or None
         The definitions that state a truncated linear function or a ReLU network. Files hold them instead of the
         expression.
+    derivation : Derivation or None
+        The part of the expression that every head of a composition computes. Files hold it only as the stages of a
+        certificate.
 
     Examples
     --------
@@ -151,6 +164,7 @@ class Network:
     command: str | None = None
     also: Mapping[str, Certificate] = field(default_factory=dict)
     definitions: str | None = None
+    derivation: Derivation | None = None
 
     def __repr__(self) -> str:
         """Return one line: weights and leaves may be millions of numbers."""
@@ -281,7 +295,7 @@ class Network:
             return None
         if self.expression is None:
             return claim.bound
-        target, heads, p = ExpressionTarget(Expression.parse(self.expression), part), claim.by_heads, float(claim.norm)
+        target, p = ExpressionTarget(Expression.parse(self.expression), part), float(claim.norm)
         # The functions of the heads in the certificate are not trusted: the proof may raise ProgramError for them.
         with np.errstate(all="ignore"), suppress(ProgramError, OutOfTime), time_limit(seconds, counted=seconds):
             request = ProofRequest(
@@ -289,7 +303,7 @@ class Network:
                 observed=observed_error(self.at, target, self.work_per_point, p),
                 tolerance=PART_TOLERANCE,
                 truncation=self.truncation,
-                derivation=None if heads is None else stated_derivation(heads.heads, heads.outputs, self.variables),
+                derivation=None if claim.by_heads is None else self.known_derivation,
                 has_theorem=claim.by_leaves is not None and bool(claim.by_leaves.cuts),
             )
             proof = best_proof(self.program, target, request)
@@ -360,6 +374,17 @@ class Network:
         if claim is None:
             claim = Certificate(None, None, (), (), dtype, NOT_CERTIFIED, self.certificate.norm)
         return dataclasses.replace(self, program=check(self.program.astype(dtype)), certificate=claim, also={})
+
+    @cached_property
+    def known_derivation(self) -> Derivation | None:
+        """The derivation that the stages of the certificate state, or the construction's; None if there is neither."""
+        stages = self.certificate.by_heads
+        if stages is None:
+            return self.derivation
+        try:
+            return stated_derivation(stages.heads, stages.outputs, self.variables)
+        except ProgramError:
+            return None
 
     @cached_property
     def _engine(self) -> NumpyEngine:
@@ -452,8 +477,11 @@ class Network:
         cache: bool = False,
         outside: str = "raise",
         max_bytes: int = MAX_BYTES,
+        patch: Mapping[str, Patch] | None = None,
     ) -> Run:
         """Return the outputs. With `cache`, also return every intermediate array of the unfolded reference.
+
+        With `patch`, replace some of these arrays, and compute the later ones from them. No bound is claimed then.
 
         Parameters
         ----------
@@ -461,11 +489,16 @@ class Network:
             As for a call of the network.
         cache : bool
             Whether to keep the arrays. `layer.channel` is (batch, tokens), `layer.head0.scores` and
-            `layer.head0.pattern` are (batch, queries, keys). Tokens and queries that nothing reads are left out.
+            `layer.head0.pattern` are (batch, queries, keys), and `layer.head0.z` is (batch, queries, d_v): the mean of
+            the values by the pattern, before W_O. Tokens and queries that nothing reads are left out.
         outside : str
             As for a call of the network.
         max_bytes : int
             Limit of the memory for the arrays.
+        patch : mapping, optional
+            Name of the cache → the array to use instead, of the same shape, or with 1 in place of the batch, or a
+            number; or a function that takes the array and returns such a one. The cache has the new array. Scores may
+            be −∞.
 
         Returns
         -------
@@ -475,7 +508,8 @@ class Network:
         Raises
         ------
         InputError
-            As for a call of the network, and if the arrays need more than `max_bytes`.
+            As for a call of the network, if the arrays need more than `max_bytes`, and if a patch has an unknown name
+            or does not fit.
 
         Examples
         --------
@@ -483,11 +517,63 @@ class Network:
         >>> net = attnc.compile("tanh(x)", {"x": (-1, 1)}, eps=1e-6)
         >>> [name for name in net.run([[0.5]], cache=True).cache if name.endswith("pattern")]
         ['attend1.head0.pattern']
+        >>> net.run([[0.5]], patch={"attend1.head0.pattern": [[[0.5, 0.5]]]}).outputs.round(9).tolist()
+        [0.0]
         """
-        if not cache:
+        if not cache and patch is None:
             return Run(self._outputs(inputs, outside, is_compiled=has_numba()), {})
         checked = self._in_box(self._as_arrays(inputs, outside), outside)
-        return Run(*evaluate_recorded(self.program, checked, max_bytes))
+        found: dict[str, np.ndarray] = {}
+        visit = patching(self.program, patch or {}, found.setdefault if cache else None)
+        with np.errstate(over="ignore", invalid="ignore") if patch else nullcontext():
+            outputs = evaluate_visited(self.program, checked, visit, max_bytes)
+        if patch and not np.isfinite(outputs).all():
+            raise InputError(f"the patch makes outputs that are not finite in {self.dtype}. Choose smaller numbers.")
+        return Run(outputs, found)
+
+    def ablate(
+        self,
+        head: str | Sequence[str],
+        how: str = "zero",
+        *,
+        over: Float[np.ndarray, "points d"] | None = None,
+        seed: int = 0,
+    ) -> Ablated:
+        """Return the network with a head, or several, switched off: to call and to run, without a certificate.
+
+        Parameters
+        ----------
+        head : str or sequence of str
+            The head, such as "attend1.head0", or several.
+        how : str
+            The numbers that replace the head's z, the mean of its values by its pattern: "zero"; "mean", the mean of z
+            over the points `over`; "resample", the z of a point that is drawn from `over` for each point.
+        over : array_like, optional
+            Points (n, d), one column per variable. By default, 256 points of the box: a grid, and random points.
+        seed : int
+            The seed of the draw, and of the random points.
+
+        Returns
+        -------
+        Ablated
+            Call it as the network. The same call gives the same outputs.
+
+        Raises
+        ------
+        InputError
+            If there is no such head, `how` is another word, or `over` does not fit.
+
+        Examples
+        --------
+        >>> import attnc, numpy as np
+        >>> net = attnc.compile("sin(x) + cos(y)", {"x": (-3, 3), "y": (-3, 3)}, eps=1e-6)
+        >>> off = net.ablate("attend1.head1", how="mean", over=[[0.0, 0.0], [np.pi / 2, 0.0]])
+        >>> off([[3.0, 0.0]]).round(5).tolist()  # the mean of sin 0 and sin π/2, plus cos 0
+        [1.5]
+        """
+        from attnc.interventions import ablate
+
+        return ablate(self, head, how, over, seed)
 
     def _outputs(
         self, inputs: tuple[Any, ...], outside: str, progress: FractionDone | None = None, *, is_compiled: bool
@@ -521,7 +607,7 @@ class Network:
         """Return the inputs as arrays of floats; raise InputError if they do not fit."""
         if outside not in OUTSIDE:
             raise InputError(f"outside must be one of {', '.join(OUTSIDE)}; found {outside!r}")
-        arrays = [_as_floats(given) for given in inputs]
+        arrays = [real_array("points", given) for given in inputs]
         require_shapes("network", self.program.input_shapes, arrays, self.variables)
         return arrays
 
@@ -627,11 +713,31 @@ class Network:
 
         plot_certificate(self, path)
 
-    def to_torch(self, *, outside: str = "allow") -> Any:
+    def to_torch(
+        self, *, form: str = "folded", trainable: bool = False, block: int | str | None = "auto", outside: str = "allow"
+    ) -> Any:
         """Return a torch.nn.Module in the program's dtype: same inputs, same outputs, differentiable in its inputs.
+
+        **The folded form takes points in blocks.** A hook on it sees one block at a time, and is called once for each:
+        with 3,844 keys, above 272 points without a gradient. `block=None` switches blocks off. The unfolded form never
+        has blocks.
 
         Parameters
         ----------
+        form : str
+            "folded" for speed: constants are multiplied out, and constant keys are projected once. "unfolded" for
+            hooks: every layer as it is written. It has a submodule `place1` for each layer, `attend1.head0` for each
+            head with the parameters W_Q, W_K, W_V and W_O, and a hook point (an identity module) for each name of
+            `net.run(points, cache=True)`: see `module.hook_points`.
+        trainable : bool
+            Whether weights are parameters that need a gradient. In the unfolded form these are the stored entries of
+            affine maps, and the entries of W_Q, W_K, W_V and W_O that are not zero; zeros get no gradient and keep the
+            structure of the network. `with_weights` takes such a module back. In the folded form these are the queries,
+            keys, values, W_O and output map that remain after folding; they cannot be taken back. If False, parameters
+            of the unfolded form need no gradient, and the folded form has buffers instead of parameters.
+        block : int, str or None
+            For the folded form: the number of points in a block, "auto" to choose it by memory, or None for all points
+            at once. Memory then grows with points × keys.
         outside : str
             For points outside the box: "clamp" to move them to it, "nan" to return NaN, or "allow" to compute there,
             where nothing is claimed.
@@ -644,18 +750,85 @@ class Network:
         Raises
         ------
         InputError
-            If `outside` is another word.
+            If `form`, `block` or `outside` is another word, or blocks are asked of the unfolded form.
+        ProgramError
+            If a name of the program cannot be a name of a torch module.
 
         Examples
         --------
         >>> import attnc, torch
-        >>> module = attnc.compile("tanh(x)", {"x": (-1, 1)}, eps=1e-6).to_torch()
-        >>> module(torch.zeros(3, 1, dtype=torch.float64)).shape
+        >>> net = attnc.compile("tanh(x)", {"x": (-1, 1)}, eps=1e-6)
+        >>> net.to_torch()(torch.zeros(3, 1, dtype=torch.float64)).shape
         torch.Size([3])
+        >>> module, seen = net.to_torch(form="unfolded"), {}
+        >>> hook = module.attend1.head0.pattern.register_forward_hook(lambda _, given, pattern: seen.update(p=pattern))
+        >>> module(torch.zeros(3, 1)).shape, seen["p"].shape
+        (torch.Size([3]), torch.Size([3, 1, 2]))
         """
+        limits, is_nan = self._limits(outside), outside == "nan"
+        if form not in FORMS:
+            raise InputError(f"form must be one of {', '.join(FORMS)}; found {form!r}")
+        if form == "unfolded":
+            if block not in ("auto", None):
+                raise InputError(f"the unfolded form takes all points at once: leave out block={block!r}")
+            from attnc.engines.torch_unfolded import to_torch_unfolded
+
+            return to_torch_unfolded(self.program, limits, is_nan_outside=is_nan, trainable=bool(trainable))
+        if block not in ("auto", None):
+            block = whole_number("block", block, 1)
         from attnc.engines.torch_engine import to_torch
 
-        return to_torch(self.program, self._limits(outside), is_nan_outside=outside == "nan")
+        return to_torch(self.program, limits, is_nan_outside=is_nan, block=block, trainable=bool(trainable))
+
+    def with_weights(
+        self, module: Any, *, target: Target | None = None, eps: float | None = None, seconds: float = PROOF_SECONDS
+    ) -> Network:
+        """Return the network with the weights of a trained module, certified anew, or refuse it with its bound.
+
+        The bound is proved from the new weights alone. No theorem of a construction is used.
+
+        Parameters
+        ----------
+        module : torch.nn.Module or mapping
+            An unfolded module of this network, `net.to_torch(form="unfolded", trainable=True)`, or its state dict.
+        target : Target, optional
+            The function of the claim, on the same box. By default it is the expression of the network.
+        eps : float, optional
+            The largest error allowed. By default it is that of the network; without one, any bound is accepted.
+        seconds : float
+            Time limit of the proof.
+
+        Returns
+        -------
+        Network
+            The network with the new weights and their certificate.
+
+        Raises
+        ------
+        BoundNotMet
+            If the bound is above eps, or none can be proved. It carries the network with its bound.
+        InputError
+            If the weights are not those of an unfolded module of this network, are not finite, or the target is not
+            known or does not fit.
+
+        Examples
+        --------
+        >>> import attnc, torch
+        >>> net = attnc.compile("sin(x)", {"x": (-1, 1)}, eps=1e-3)
+        >>> module = net.to_torch(form="unfolded", trainable=True)
+        >>> net.with_weights(module).certificate.bound == net.certificate.bound
+        True
+        >>> with torch.no_grad():
+        ...     module.attend1.head0.W_O *= 1.5
+        >>> try:
+        ...     net.with_weights(module)
+        ... except attnc.BoundNotMet as refusal:
+        ...     print(0.4 < refusal.bound < 0.43)
+        True
+        """
+        from attnc.retraining import with_weights
+
+        return with_weights(self, module, target, eps, seconds)
 
     def to_jax(self, *, outside: str = "allow") -> Callable[..., Any]:
         """Return a pure function of JAX arrays, which `jax.jit`, `jax.vmap` and `jax.grad` take.
@@ -862,6 +1035,77 @@ class Network:
         export_onnx(self.program, path, metadata=stated, limits=limits, is_nan_outside=outside == "nan", accept=accept)
         return found[0]
 
+    def export_hf(self, path: str | Path, *, eps: float | None = None, progress: Progress | None = None) -> Certificate:
+        """Write a checkpoint that plain transformers loads, with a certificate for its computation in float32.
+
+        It is a stock decoder without remote code: its feed-forward weights are 0, its norms are the identity, and its
+        keys are tokens of a prefix. A network of one stage whose keys and values are constants is exported as it is.
+        Other networks are built anew from their expression: keys that carry the input become squares of sums, or keys
+        that are dense at kinks. So the bound may differ from that of the network. Float32 limits it.
+
+        Parameters
+        ----------
+        path : str or path
+            The folder. It gets config.json, model.safetensors, certificate.json and README.md, the model card with the
+            lines that load it and define f(points).
+        eps : float, optional
+            The largest bound allowed. By default the bound is near that of the network, as far as float32 allows.
+        progress : callable, optional
+            Called during the search, with the current step and the fraction of it that is done.
+
+        Returns
+        -------
+        Certificate
+            The certificate of the checkpoint.
+
+        Raises
+        ------
+        InputError
+            If the network cannot be exported: the message says why, and what can.
+        BoundNotMet
+            If no bound, or none of at most `eps`, can be proved.
+        FileError
+            If the folder cannot be written.
+
+        Examples
+        --------
+        >>> import attnc, os, tempfile
+        >>> net = attnc.compile("sin(x) + cos(y)", {"x": (-3, 3), "y": (-3, 3)}, eps=1e-5)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     claim = net.export_hf(f"{folder}/checkpoint")
+        ...     sorted(os.listdir(f"{folder}/checkpoint"))
+        ['README.md', 'certificate.json', 'config.json', 'model.safetensors']
+        >>> claim.dtype, claim.bound < 2e-5
+        ('float32', True)
+        """
+        from attnc.stock.exporting import export_stock
+
+        claim = self.certificate
+        limit = math.inf if eps is None else positive_number("eps", eps)
+        target: Target
+        if self.expression is not None:
+            target = ExpressionTarget(Expression.parse(self.expression), self.box)
+        elif claim.at_points is not None and claim.at_points.table:
+            table = np.array(claim.at_points.table)
+            target = TableTarget(table[:, : self.box.d], table[:, self.box.d :], self.variables)
+        else:
+            raise InputError(
+                f"{function_of(self)} has no expression and no stored table, so no bound of a checkpoint could be "
+                "proved again. Compile an expression or a table, or export to ONNX."
+            )
+        is_as_it_is = self.construction not in ("compose", "gates")
+        found = export_stock(
+            folder_named(path),
+            target,
+            expression=self.expression,
+            program=self.program if is_as_it_is else None,
+            eps=self.eps or claim.bound if eps is None else limit,
+            has_theorem=claim.by_leaves is not None and bool(claim.by_leaves.cuts),
+            limit=limit,
+            progress=progress,
+        )
+        return found.certificate
+
     def _parity(self, run: Callable[[list[np.ndarray]], np.ndarray], scores_per_point: int = 1) -> Parity:
         """Compare an exported network with the reference, in the core of the box and in its tails.
 
@@ -928,13 +1172,3 @@ class Network:
         claims |= {f"certificate.{dtype}.json": claim for dtype, claim in self.also.items()}
         certificates = {name: claim.to_json(stated, self.box) for name, claim in claims.items()}
         save_network(folder, self.program, config, certificates, model_card(self))
-
-
-def _as_floats(given: Any) -> np.ndarray:
-    try:
-        array = np.asarray(given)
-    except ValueError as error:
-        raise InputError(f"points do not form an array: {error}") from None
-    if array.dtype.kind not in "fiub":
-        raise InputError(f"points must be real numbers, found an array of {array.dtype}")
-    return array if array.dtype in (np.float64, np.float32) else array.astype(np.float64)

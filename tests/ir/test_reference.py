@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 from attnc.errors import InputError
 from attnc.ir import Affine, Attention, Program
-from attnc.ir.reference import evaluate_recorded
+from attnc.ir.reference import activation_shapes, evaluate_visited
 from ir.random_programs import lookup_program, programs_and_inputs, random_inputs
 from ir.rounding import assert_agrees
 
@@ -105,9 +105,11 @@ def test_one_anchor_is_a_constant(beta, dtype):
 def test_recording_names_channels_scores_and_patterns():
     program = lookup_program(np.array([-1.0, 0.0, 1.0]), np.array([2.0, 3.0, 4.0]), 1.0)
     points = np.array([[0.5], [0.9]])
-    outputs, cache = evaluate_recorded(program, (points,), 2**20)
+    cache = {}
+    outputs = evaluate_visited(program, (points,), cache.setdefault, 2**20)
     assert (outputs == program(points)).all()
-    assert {"embed.slope", "select.head0.scores", "select.head0.pattern", "read.y"} <= cache.keys()
+    assert {"embed.slope", "select.head0.scores", "select.head0.pattern", "select.head0.z", "read.y"} <= cache.keys()
+    assert [(name, array.shape[1:]) for name, array in cache.items()] == list(activation_shapes(program).items())
     pattern = cache["select.head0.pattern"]
     assert pattern.shape == (2, 1, 4)
     assert (pattern[:, :, 0] == 0).all()
@@ -117,7 +119,7 @@ def test_recording_names_channels_scores_and_patterns():
 def test_recording_too_much_is_refused():
     program = lookup_program(np.linspace(0, 1, 100), np.zeros(100), 1.0)
     with pytest.raises(InputError, match="max_bytes"):
-        evaluate_recorded(program, (np.zeros((1000, 1)),), 2**10)
+        evaluate_visited(program, (np.zeros((1000, 1)),), {}.setdefault, 2**10)
 
 
 def test_points_in_another_dtype_are_cast():

@@ -14,18 +14,19 @@ or exported module takes all points at once.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from attnc.engines.query_pieces import QueryPieces
+from attnc.engines.torch_module import Limits, ProgramModule, key_mix
 from attnc.engines.torch_rows import FEWEST_POINTS, Average, FewKeys, Prepared, Row, is_plain, row_of
-from attnc.errors import InputError, MissingExtra
+from attnc.errors import MissingExtra
 from attnc.ir.normal_form import AttentionStage, FloatForm, FoldedHead, SoftmaxStage, normal_form, pruned
-from attnc.ir.program import Program, require_shapes
+from attnc.ir.program import Program
 from attnc.ir.summing import BLOCK, MOST_KEYS
-from attnc.numerics.arithmetic import warn_of_fault
 
 try:
     import torch
@@ -34,6 +35,8 @@ try:
 except ImportError as error:
     raise MissingExtra("to_torch needs", "torch", "torch", error) from error
 
+AUTO = "auto"
+"""The size of blocks that is chosen by the constants below."""
 CELLS_PER_TORCH_BLOCK = 2**22
 """Number of array cells of a block of points or a piece of queries: 32 MiB of float64. A single row of scores may be
 longer."""
@@ -49,73 +52,68 @@ DENSE_CELLS = 2**16
 sparse."""
 
 
-Limits = tuple[np.ndarray, np.ndarray]
-"""The least and the largest value of every variable."""
+def to_torch(
+    program: Program,
+    limits: Limits | None = None,
+    *,
+    is_nan_outside: bool = False,
+    block: int | str | None = AUTO,
+    trainable: bool = False,
+) -> TorchNetwork:
+    """Return the folded program as a module. Weights have names like `stages.0_select.heads.0.keys.constant`.
 
-
-def to_torch(program: Program, limits: Limits | None = None, *, is_nan_outside: bool = False) -> TorchNetwork:
-    """Return the program as a module. Its weights are buffers, named like `stages.0_select.heads.0.keys.constant`.
-
-    Points beyond `limits`, if there are any, are moved to them, or their outputs are NaN.
+    Points beyond `limits`, if there are any, are moved to them, or their outputs are NaN. Points are taken in blocks of
+    `block` points, or all at once if it is None. Weights are buffers, or parameters if they are `trainable`.
     """
-    return TorchNetwork(program, limits, is_nan_outside=is_nan_outside).eval()
+    module = TorchNetwork(program, limits, is_nan_outside=is_nan_outside, block=block).eval()
+    if trainable:
+        for part in module.modules():
+            for name in [name for name in part._buffers if name not in part._non_persistent_buffers_set]:
+                weight = part._buffers.pop(name)
+                if weight is not None and weight.is_floating_point() and weight.numel():
+                    part.register_parameter(name, nn.Parameter(weight))
+                else:
+                    part._buffers[name] = weight
+    return module
 
 
-class TorchNetwork(nn.Module):
-    """A module that takes the program's inputs, batch first, as real tensors of any dtype.
+class TorchNetwork(ProgramModule):
+    """The folded form of a program.
 
-    They are cast to its own dtype.
-
-    Without limits, inputs are not checked against a box. Outside of it the module still computes, but no bound is
-    claimed. A hook on a module `….pattern` sees the scores and attention weights of one block of points at a time.
+    A hook on a module `….pattern` sees the scores and attention weights of one block of points at a time, unless
+    `block` is None.
     """
 
-    least: Tensor
-    most: Tensor
-
-    def __init__(self, program: Program, limits: Limits | None = None, *, is_nan_outside: bool = False) -> None:
-        super().__init__()
-        self.is_limited, self.is_nan_outside = limits is not None, is_nan_outside
-        if limits is not None:
-            dtype = program.dtype
-            self.register_buffer("least", torch.tensor(limits[0].astype(dtype)), persistent=False)
-            self.register_buffer("most", torch.tensor(limits[1].astype(dtype)), persistent=False)
+    def __init__(
+        self,
+        program: Program,
+        limits: Limits | None = None,
+        *,
+        is_nan_outside: bool = False,
+        block: int | str | None = AUTO,
+    ) -> None:
+        super().__init__(program, limits, is_nan_outside=is_nan_outside)
         form = pruned(normal_form(program))
-        self.input_shapes, self.output_shape = program.input_shapes, program.output_shape
         self.stages = nn.ModuleDict()
+        most_cells = sys.maxsize if block is None else CELLS_PER_TORCH_BLOCK
         cells, most, largest = form.output.shape[0] * form.output.shape[1], 1, 1
         for number, stage in enumerate(form.stages):
-            module = _TorchAttention(stage) if isinstance(stage, AttentionStage) else _TorchSoftmax(stage)
+            module = _TorchAttention(stage, most_cells) if isinstance(stage, AttentionStage) else _TorchSoftmax(stage)
             self.stages[f"{number}_{stage.name.replace('.', '_')}"] = module
             cells, most = cells + module.cells_per_point, max(most, module.cells_per_point)
             largest = max(largest, module.scores_per_point)
         self.readout, self._row = _TorchForm(form.output), Prepared()  # nnsight has an `output` of its own
         self.points_per_block = max(1, CELLS_PER_TORCH_BLOCK // max(1, cells))
         self.points_evaluated = max(1, min(CELLS_PER_TORCH_BLOCK // most, SCORES_PER_TORCH_BLOCK // largest))
+        if block != AUTO:
+            self.points_per_block = self.points_evaluated = sys.maxsize if block is None else int(block)
 
     @property
     def dtype(self) -> torch.dtype:
         return self.readout.constant.dtype
 
-    def forward(self, *inputs: Tensor) -> Tensor:
-        if not torch.compiler.is_compiling():
-            warn_of_fault()
-        given = self._variables(inputs)
-        u = given.clamp(self.least, self.most) if self.is_limited else given
-        out = self._in_blocks(u.mT).mT
-        if self.is_nan_outside:
-            is_moved = (given != u).any(dim=1, keepdim=True)  # a NaN differs from itself
-            out = torch.where(is_moved, torch.nan, out)
-        return out.reshape(u.shape[0], *self.output_shape)
-
-    def _variables(self, inputs: tuple[Tensor, ...]) -> Tensor:
-        """Return the inputs, flattened and side by side: (batch, variables)."""
-        for given in inputs:
-            if not isinstance(given, Tensor) or given.is_complex():
-                raise InputError(f"the network takes real torch tensors; found {getattr(given, 'dtype', type(given))}")
-        require_shapes("network", self.input_shapes, inputs)
-        columns = [given.to(self.dtype).flatten(1) for given in inputs]
-        return columns[0] if len(columns) == 1 else torch.cat(columns, dim=1)
+    def _outputs(self, variables: Tensor) -> Tensor:
+        return self._in_blocks(variables.mT).mT
 
     def _in_blocks(self, u: Tensor) -> Tensor:
         """Return the outputs (outputs, batch) for the variables (variables, batch)."""
@@ -127,7 +125,7 @@ class TorchNetwork(nn.Module):
                 # page that is written is a fault, which took up to twice as long.
                 u.new_empty(KEPT_BYTES // u.element_size())
             return _by_blocks(self._run, self.points_evaluated, u)
-        is_trained = any(buffer.requires_grad for buffer in self.buffers())
+        is_trained = any(tensor.requires_grad for tensor in (*self.parameters(), *self.buffers()))
         if u.shape[1] <= self.points_per_block or is_trained:  # only this way weights get gradients, with more memory
             return self._run(u)
         return _Blocks.apply(self._run, self.points_per_block, u)  # type: ignore[no-untyped-call]
@@ -260,11 +258,11 @@ class _TorchAttention(nn.Module):
     written: Tensor | None
     carried: Tensor
 
-    def __init__(self, stage: AttentionStage) -> None:
+    def __init__(self, stage: AttentionStage, most_cells: int) -> None:
         super().__init__()
         width = stage.heads[0].W_O.shape[1]
         columns, places = np.unique(stage.written % width, return_inverse=True)  # the channels that are read later
-        heads = [_TorchHead(head, columns) for head in stage.heads]
+        heads = [_TorchHead(head, columns, most_cells) for head in stage.heads]
         self.heads = nn.ModuleList(heads)
         self.num_queries, self.num_columns = stage.heads[0].queries.shape[0], len(columns)
         residual = stage.queried.columns(columns) if stage.is_residual else None
@@ -352,9 +350,9 @@ class _TorchHead(nn.Module):
     shared: Tensor
     order: Tensor | None
 
-    def __init__(self, head: FoldedHead, columns: np.ndarray) -> None:
+    def __init__(self, head: FoldedHead, columns: np.ndarray, most_cells: int) -> None:
         super().__init__()
-        plan = QueryPieces(head, CELLS_PER_TORCH_BLOCK)
+        plan = QueryPieces(head, most_cells)
         self.queries, self.keys, self.has_few_keys = (
             _TorchForm(head.queries),
             _TorchForm(plan.keys),
@@ -491,25 +489,8 @@ def _mix(values: Tensor, weights: Tensor) -> Tensor:
     In float32 both the products and the weights are summed in blocks (`ir.summing`), and the sums are divided. The
     reason is that a softmax sums its weights in an unknown order.
     """
-    n = weights.shape[-2]
-    if weights.dtype != torch.float32 or n <= BLOCK:
+    if weights.dtype != torch.float32 or weights.shape[-2] <= BLOCK:
         return values @ weights
-    values, whole = nn.functional.pad(values, (0, 0, 0, 1), value=1.0), n - n % BLOCK
-    by_blocks = values[..., :whole].reshape(*values.shape[:-1], whole // BLOCK, BLOCK).movedim(-2, 0)
-    of_blocks = weights[..., :whole, :].reshape(*weights.shape[:-2], whole // BLOCK, BLOCK, weights.shape[-1])
-    of_blocks = of_blocks.movedim(-3, 0)
-    alike = (1,) * (of_blocks.ndim - by_blocks.ndim)
-    sums = by_blocks.reshape(whole // BLOCK, *alike, *by_blocks.shape[1:]) @ of_blocks
-    if whole < n:
-        sums = torch.cat([sums, (values[..., whole:] @ weights[..., whole:, :])[None]])
-    mixed, total = torch.split(_sum(sums), [values.shape[-2] - 1, 1], dim=-2)
+    sums = key_mix(nn.functional.pad(values, (0, 0, 0, 1), value=1.0), weights)
+    mixed, total = torch.split(sums, [values.shape[-2], 1], dim=-2)
     return mixed / total
-
-
-def _sum(terms: Tensor) -> Tensor:
-    """Return the sum over the first axis. A block takes one term from each of 8 runs, so that long rows are added."""
-    while (n := len(terms)) > BLOCK:
-        step = n // BLOCK
-        sums = terms[: step * BLOCK].reshape(BLOCK, step, *terms.shape[1:]).sum(dim=0)
-        terms = torch.cat([sums, terms[step * BLOCK :].sum(dim=0, keepdim=True)]) if n % BLOCK else sums
-    return terms.sum(dim=0)

@@ -37,6 +37,8 @@ NETWORK = FolderKind(
     ("format",),
     lambda name: name in (CONFIG, WEIGHTS, CARD) or CERTIFICATE.fullmatch(name),
 )
+STOCK_FAMILY = "attnc.stock/"
+STOCK = FolderKind("a stock checkpoint", STOCK_FAMILY, ("attnc", "format"), NETWORK.is_part)
 MAX_CERTIFICATES = 3
 """The most certificates of a network: its own, and one for each of float32 and float64."""
 RESERVED = ("format", "program", "certificates")
@@ -63,8 +65,8 @@ def save_network(
     whole = {"format": FORMAT, **config, "certificates": sorted(certificates), "program": structure}
     files = {CONFIG: json_bytes(whole, CONFIG), WEIGHTS: weights}
     for name, certificate in certificates.items():
-        files[name] = _json_lines({**certificate, "weights_sha256": digest}, name)
-    files[CARD] = _utf8(card, CARD)
+        files[name] = json_lines({**certificate, "weights_sha256": digest}, name)
+    files[CARD] = utf8(card, CARD)
     write_whole(path, files, NETWORK)
     return digest
 
@@ -87,6 +89,11 @@ def load_network(path: PathLike, max_bytes: int = MAX_TENSOR_BYTES) -> SavedNetw
     folder = require_folder(path)
     digests: dict[str, str] = {}
     config = _read(folder, CONFIG, digests)
+    if STOCK.includes(folder):
+        raise FileError(
+            f"cannot load {folder!r}: it is a stock checkpoint, which transformers loads. Its {CARD} shows how, and "
+            "`attnc verify` proves its bound again."
+        )
     require_format(config.get("format"), FORMAT, f"cannot load {folder!r}: its {CONFIG}")
     for key in RESERVED:
         if key not in config:
@@ -157,7 +164,7 @@ def json_bytes(value: Any, name: str) -> bytes:
     return _readable(_json_text(value, name, indent=2) + "\n", name)
 
 
-def _json_lines(value: Mapping[str, Any], name: str) -> bytes:
+def json_lines(value: Mapping[str, Any], name: str) -> bytes:
     """Return one line per key. Certificates can be long, and json writes ten times faster without indentation."""
     lines = [_json_text({key: member}, name)[1:-1] for key, member in value.items()]
     return _readable("{\n  " + ",\n  ".join(lines) + "\n}\n", name)
@@ -172,7 +179,7 @@ def _json_text(value: Any, name: str, indent: int | None = None) -> str:
 
 def _readable(text: str, name: str) -> bytes:
     """Return the bytes of a JSON text that `read_json` can read back."""
-    raw = _utf8(text, name)
+    raw = utf8(text, name)
     try:
         parse_json(raw, name)
     except FileError as error:
@@ -180,7 +187,7 @@ def _readable(text: str, name: str) -> bytes:
     return raw
 
 
-def _utf8(text: str, name: str) -> bytes:
+def utf8(text: str, name: str) -> bytes:
     try:
         return text.encode("utf-8")
     except UnicodeEncodeError as error:

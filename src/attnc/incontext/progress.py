@@ -91,14 +91,15 @@ def attention_map(
     shape = streams(program)[1].steps[at].after
     patterns: dict[str, np.ndarray] = {}
 
-    def record(name: str, array: np.ndarray) -> None:
+    def keep(name: str, array: np.ndarray) -> np.ndarray:
         if name.startswith(f"{layer_name}.head") and name.endswith(".pattern"):
             patterns[name] = array[0]
+        return array
 
     evaluate(
         replace(program, layers=program.layers[: at + 1], output_shape=shape),
         tuple(np.asarray(given)[None] for given in inputs),
-        record,
+        keep,
     )
     chosen = range(len(patterns)) if heads is None else heads
     return np.stack([patterns[f"{layer_name}.head{h}.pattern"] for h in chosen])

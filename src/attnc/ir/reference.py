@@ -22,39 +22,61 @@ FEW_SEGMENTS = 4
 """The largest number of segments of a mask that is evaluated segment by segment, each with its own keys.
 With more, all keys are masked at once. Measured with 2,000 points of converted MLPs: 3 segments take 5 ms either way, 6
 take 5 ms instead of 12, and 12 take 10 ms instead of 31. Circuits have one segment."""
+MEMORY = "memory."
+"""The beginning of the names of layers in the memory."""
 WORKING_BYTES = 2**28
 """The approximate limit, in bytes, of an intermediate array. Points are taken in chunks, and queries in blocks."""
 
-Record = Callable[[str, np.ndarray], None]
+Visit = Callable[[str, np.ndarray], np.ndarray]
+"""Takes the name of an activation or an attention map and its array. Returns the array with which to go on."""
 
 
-def evaluate(program: Program, inputs: tuple[np.ndarray, ...], record: Record | None = None) -> np.ndarray:
-    """Return the outputs for a batch. `record(name, array)` is called with every activation and attention map."""
+def evaluate(program: Program, inputs: tuple[np.ndarray, ...], visit: Visit | None = None) -> np.ndarray:
+    """Return the outputs for a batch. `visit(name, array)` sees every activation and attention map, and may change it.
+
+    The names and shapes are those of `activation_shapes`.
+    """
     states = program.as_tokens(inputs)
     batch, of_program = len(states[0]), streams(program)
     states += [np.zeros((batch, 0, 0), program.dtype)] * (2 - len(states))
-    step = batch if record else max(1, WORKING_BYTES // bytes_per_point(program))
+    step = batch if visit else max(1, WORKING_BYTES // bytes_per_point(program))
     out = np.empty((batch, *of_program[1].end), program.dtype)
     for i in range(0, batch, step or 1):
         main, memory = (state[i : i + step] for state in states)
-        memory = _run_stream(of_program[0], memory, None, record, "memory.")
-        out[i : i + step] = _run_stream(of_program[1], main, memory, record, "")
+        memory = _run_stream(of_program[0], memory, None, visit, MEMORY)
+        out[i : i + step] = _run_stream(of_program[1], main, memory, visit, "")
     return program.from_tokens(out)
 
 
-def evaluate_recorded(
-    program: Program, inputs: tuple[np.ndarray, ...], max_bytes: int
-) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Return the outputs and every array by name: `layer.channel` (batch, tokens), `layer.head0.scores`, `.pattern`."""
+def evaluate_visited(program: Program, inputs: tuple[np.ndarray, ...], visit: Visit, max_bytes: int) -> np.ndarray:
+    """Return the outputs for a batch, evaluated at once. Raise InputError if that needs more than `max_bytes`."""
     needed = bytes_per_point(program) * len(inputs[0])
     if needed > max_bytes:
         raise InputError(
             f"recording every activation of {len(inputs[0])} points needs about {needed / 2**20:,.0f} MiB, more than "
             f"max_bytes = {max_bytes / 2**20:,.0f} MiB. Pass fewer points, or a larger max_bytes."
         )
-    cache: dict[str, np.ndarray] = {}
-    outputs = evaluate(program, inputs, cache.__setitem__)
-    return outputs, cache
+    return evaluate(program, inputs, visit)
+
+
+def activation_shapes(program: Program) -> dict[str, tuple[int, ...]]:
+    """Return the shape for one point of every array that a visit sees, by name, in the order of the visits.
+
+    `layer.channel` is (tokens,), `layer.head0.scores` and `.pattern` are (queries, keys), and `layer.head0.z` is
+    (queries, d_v). Names in the memory begin with `memory.`. Tokens that nothing reads are left out,
+    and so are heads without a query.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+    memory, main = streams(program)
+    for prefix, stream in ((MEMORY, memory), ("", main)):
+        for step in stream.steps:
+            num_queries, name = len(step.tokens), prefix + step.layer.name
+            num_keys = step.num_keys if step.layer.cross else len(step.read)
+            for h, head in enumerate(step.layer.heads if num_queries else ()):
+                shapes |= {f"{name}.head{h}.{part}": (num_queries, num_keys) for part in ("scores", "pattern")}
+                shapes[f"{name}.head{h}.z"] = (num_queries, head.W_V.shape[1])
+            shapes |= {f"{name}.{channel}": (num_queries,) for channel in step.layer.channels}
+    return shapes
 
 
 def bytes_per_point(program: Program) -> int:
@@ -63,12 +85,15 @@ def bytes_per_point(program: Program) -> int:
     for step in (step for stream in streams(program) for step in stream.steps):
         live = len(step.tokens)
         cells += live * step.after[1]
-        cells += sum(step.num_keys * (2 * live + h.W_K.shape[1] + h.W_V.shape[1]) for h in step.layer.heads)
+        cells += sum(
+            step.num_keys * (2 * live + h.W_K.shape[1] + h.W_V.shape[1]) + live * h.W_V.shape[1]
+            for h in step.layer.heads
+        )
     return 2 * cells * program.dtype.itemsize
 
 
 def _run_stream(
-    stream: Stream, state: np.ndarray, memory: np.ndarray | None, record: Record | None, prefix: str
+    stream: Stream, state: np.ndarray, memory: np.ndarray | None, visit: Visit | None, prefix: str
 ) -> np.ndarray:
     """Run the layers. A state holds only the rows of the live tokens."""
     state = state[:, stream.first]
@@ -77,12 +102,12 @@ def _run_stream(
         if isinstance(layer, Affine):
             state = _affine(layer, state)
         elif isinstance(layer, Attention):
-            state = _attention(layer, state, step, memory, record, name)
+            state = _attention(layer, state, step, memory, visit, name)
         else:
             state = softmax(state)
-        if record:
+        if visit:
             for column, channel in enumerate(layer.channels):
-                record(f"{name}.{channel}", state[:, :, column])
+                state[:, :, column] = visit(f"{name}.{channel}", state[:, :, column])
     return state
 
 
@@ -98,7 +123,7 @@ def _attention(
     state: Float[np.ndarray, "batch live_in width"],
     step: PlacedLayer,
     memory: np.ndarray | None,
-    record: Record | None,
+    visit: Visit | None,
     name: str,
 ) -> Float[np.ndarray, "batch queries width_out"]:
     keyed = memory if layer.cross and memory is not None else state
@@ -107,20 +132,21 @@ def _attention(
     for h, head in enumerate(layer.heads):
         K, V = keyed @ head.W_K, keyed @ head.W_V
         mask = None if head.mask is None else head.mask.for_queries(step.tokens)
-        for chosen, keys in _views(mask, len(step.tokens), whole=record is not None):
+        for chosen, keys in _views(mask, len(step.tokens), whole=visit is not None):
             seen_K, seen_V = K[:, keys], V[:, keys]
             cells = state.dtype.itemsize * max(1, seen_K.shape[0] * seen_K.shape[1])
-            size = len(chosen) if record else WORKING_BYTES // cells
+            size = len(chosen) if visit else WORKING_BYTES // cells
             for i in range(0, len(chosen), max(1, size)):
                 block = chosen[i : i + max(1, size)]
                 scores = queried[:, block] @ head.W_Q @ seen_K.transpose(0, 2, 1)
                 if mask is not None and isinstance(keys, slice):
                     scores = np.where(mask.visible(block), scores, -np.inf)
+                scores = scores if visit is None else visit(f"{name}.head{h}.scores", scores)
                 pattern = softmax(scores)
-                out[:, block] += key_mix(pattern, seen_V) @ head.W_O
-                if record:
-                    record(f"{name}.head{h}.scores", scores)
-                    record(f"{name}.head{h}.pattern", pattern)
+                pattern = pattern if visit is None else visit(f"{name}.head{h}.pattern", pattern)
+                z = key_mix(pattern, seen_V)
+                z = z if visit is None else visit(f"{name}.head{h}.z", z)
+                out[:, block] += z @ head.W_O
     return out
 
 

@@ -224,6 +224,11 @@ class Roundings:
         return UNIT_ROUNDOFF[self.dtype]
 
     @property
+    def is_in_any_order(self) -> bool:
+        """Whether a head in float32 adds up its keys in no blocks, because it has too many tokens."""
+        return any(head.depth > depth(len(head.value_sizes), self.dtype) for head in self.heads)
+
+    @property
     def reach(self) -> float:
         """The largest power of two up to which |x| makes no number overflow, with FAR_FROM_OVERFLOW to spare."""
         largest = FAR_FROM_OVERFLOW * float(np.finfo(self.dtype).max) / max(1.0, self.peak)
