@@ -958,10 +958,12 @@ class Network:
         """
         from attnc.plots.attention_page import MOST_POINTS, attention_view
 
-        if not inputs or not 1 <= (count := len(_as_floats(inputs[0]))) <= MOST_POINTS:
-            raise InputError(f"a page shows from 1 to {MOST_POINTS} points, found {count if inputs else 0:,}")
+        arrays = self._as_arrays(inputs, outside)
+        count = len(arrays[0])
+        if not 1 <= count <= MOST_POINTS:
+            raise InputError(f"a page shows from 1 to {MOST_POINTS} points, found {count:,}")
         outputs, cache = self.run(*inputs, cache=True, outside=outside, max_bytes=max_bytes)
-        flat = np.concatenate([_as_floats(given).reshape(count, -1) for given in inputs], axis=1)
+        flat = np.concatenate([array.reshape(count, -1) for array in arrays], axis=1)
         points = [
             {
                 "label": ", ".join(f"{name} = {x:.6g}" for name, x in zip(self.variables, row, strict=True))[:200],
