@@ -33,7 +33,7 @@ from attnc.proofs.certificate import Certificate, Standing
 from attnc.proofs.observed import observed_error, sample_with_tails
 from attnc.proofs.prover import PROOF_SECONDS, ProofRequest
 from attnc.proofs.provers import best_proof
-from attnc.proofs.staged.claims import stated_derivation, stated_meanings
+from attnc.proofs.staged.claims import stated_derivation
 from attnc.targets.box import Box, BoxLike
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.expression import Expression
@@ -912,13 +912,13 @@ class Network:
         return model
 
     def _meanings(self) -> dict[str, str]:
-        """Return the expression of the variables that each channel holds, as far as the certificate states it."""
-        heads = self.certificate.by_heads
-        if heads is None:
-            return {}
-        with suppress(ProgramError):  # a file may state anything
-            return stated_meanings(heads.heads, heads.outputs, self.variables)
-        return {}
+        """Return the expression of the variables that each channel holds, as far as it is known."""
+        from attnc.exact_channels import ExactChannels
+
+        exact = ExactChannels(self)
+        channels = dict.fromkeys(channel for layer in self.program.all_layers for channel in layer.channels)
+        found = {channel: exact.holds(channel) for channel in channels}
+        return {channel: text for channel, text in found.items() if text is not None}
 
     def _output_texts(self) -> tuple[str, ...]:
         """Return the expression of each output, or nothing."""
