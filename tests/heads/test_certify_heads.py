@@ -180,6 +180,15 @@ def test_inputs_of_any_size(kind: str, tmp_path: Path) -> None:
     assert turns == 64
 
 
+def test_nothing_is_claimed_where_float32_overflows(tmp_path: Path) -> None:
+    folder = make(tmp_path, "llama")
+    for size in (1e17, 1e25, 1e37):
+        report = certify_heads(folder, 0, keys=size * states(5, 0), queries=states(1, 1))
+        assert all(head.margins["float32"] == -np.inf and head.leaks["float32"] >= 1 for head in report.heads)
+    near = certify_heads(folder, 0, keys=1e15 * states(5, 0), queries=states(1, 1))
+    assert all(np.isfinite(head.margins["float32"]) for head in near.heads)
+
+
 def test_a_pinned_norm_costs_no_margin(tmp_path: Path) -> None:
     """A channel that holds 2^16 makes RMSNorm the identity. A key that is behind by far stays behind in float32."""
     width, weights = 16, weights_of("smollm3", 0.0)
