@@ -33,7 +33,7 @@ from attnc.proofs.certificate import Certificate, Standing
 from attnc.proofs.observed import observed_error, sample_with_tails
 from attnc.proofs.prover import PROOF_SECONDS, ProofRequest
 from attnc.proofs.provers import best_proof
-from attnc.proofs.staged.claims import stated_derivation, stated_meanings
+from attnc.proofs.staged.claims import stated_derivation
 from attnc.targets.box import Box, BoxLike
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.expression import Expression
@@ -903,7 +903,7 @@ class Network:
 
         stream = residual_stream(self.program, self.variables, self._meanings(), self._output_texts())
         model = to_transformer_lens(stream, self.program.input_shapes, self.dtype)
-        found = self._parity(lambda inputs: run_points(model, inputs, self.program.output_shape))
+        found = self._parity(lambda inputs: run_points(model, inputs, self.program.output_shape), stream.num_scores)
         if not found.is_within:
             raise ProgramError(
                 f"on {found.num_points:,} points the model and the reference differ by {found.difference:.3g}; "
@@ -912,13 +912,13 @@ class Network:
         return model
 
     def _meanings(self) -> dict[str, str]:
-        """Return the expression of the variables that each channel holds, as far as the certificate states it."""
-        heads = self.certificate.by_heads
-        if heads is None:
-            return {}
-        with suppress(ProgramError):  # a file may state anything
-            return stated_meanings(heads.heads, heads.outputs, self.variables)
-        return {}
+        """Return the expression of the variables that each channel holds, as far as it is known."""
+        from attnc.exact_channels import ExactChannels
+
+        exact = ExactChannels(self)
+        channels = dict.fromkeys(channel for layer in self.program.all_layers for channel in layer.channels)
+        found = {channel: exact.holds(channel) for channel in channels}
+        return {channel: text for channel, text in found.items() if text is not None}
 
     def _output_texts(self) -> tuple[str, ...]:
         """Return the expression of each output, or nothing."""
@@ -958,10 +958,12 @@ class Network:
         """
         from attnc.plots.attention_page import MOST_POINTS, attention_view
 
-        if not inputs or not 1 <= (count := len(real_array("points", inputs[0]))) <= MOST_POINTS:
-            raise InputError(f"a page shows from 1 to {MOST_POINTS} points, found {count if inputs else 0:,}")
+        arrays = self._as_arrays(inputs, outside)
+        count = len(arrays[0])
+        if not 1 <= count <= MOST_POINTS:
+            raise InputError(f"a page shows from 1 to {MOST_POINTS} points, found {count:,}")
         outputs, cache = self.run(*inputs, cache=True, outside=outside, max_bytes=max_bytes)
-        flat = np.concatenate([real_array("points", given).reshape(count, -1) for given in inputs], axis=1)
+        flat = np.concatenate([array.reshape(count, -1) for array in arrays], axis=1)
         points = [
             {
                 "label": ", ".join(f"{name} = {x:.6g}" for name, x in zip(self.variables, row, strict=True))[:200],
@@ -1106,14 +1108,15 @@ class Network:
         )
         return found.certificate
 
-    def _parity(self, run: Callable[[list[np.ndarray]], np.ndarray]) -> Parity:
+    def _parity(self, run: Callable[[list[np.ndarray]], np.ndarray], scores_per_point: int = 1) -> Parity:
         """Compare an exported network with the reference, in the core of the box and in its tails.
 
+        The sample has fewer points if the exported network computes many scores for each, at least `scores_per_point`.
         Points whose scores overflow in the reference are left out: the network refuses them.
         """
         claimed = self.certificate.core
         core = self.box.core(REACH) if claimed is None else Box.parse([claimed], self.variables)
-        count = int(np.clip(PARITY_SCORES // max(1, self.num_anchors), *PARITY_POINTS))
+        count = int(np.clip(PARITY_SCORES // max(scores_per_point, self.num_anchors, 1), *PARITY_POINTS))
         # A tail is sampled out to 1/√u widths of the core. There, half of the digits of a score are left. At 1/u,
         # rounding allows any value.
         flat = sample_with_tails(self.box, core, count, UNIT_ROUNDOFF[self.dtype] ** -0.5)

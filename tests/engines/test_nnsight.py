@@ -14,10 +14,15 @@ def modules() -> dict[str, tuple[torch.nn.Module, torch.Tensor]]:
     net = attnc.compile("sin(x*y)+tanh(sin(x))", {"x": (-1, 1), "y": (-1, 1)}, 1e-4)
     points = torch.tensor(np.random.default_rng(0).uniform(-1, 1, (5, 2)))
     mlp = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.GELU(), torch.nn.Linear(3, 1)).double()
-    return {"folded": (net.to_torch(), points), "converted": (attnc.convert(mlp, eps=1e-4)[0], points)}
+    unfolded = net.to_torch(form="unfolded")
+    return {
+        "folded": (net.to_torch(), points),
+        "unfolded": (unfolded, points),
+        "converted": (attnc.convert(mlp, eps=1e-4)[0], points),
+    }
 
 
-@pytest.mark.parametrize("name", ["folded", "converted"])
+@pytest.mark.parametrize("name", ["folded", "unfolded", "converted"])
 def test_no_submodule_has_a_name_of_nnsight(name: str) -> None:
     module, _ = modules()[name]
     taken = {"input", "inputs", "output", "source", "trace", "scan", "save", "skip", "next"}
@@ -27,7 +32,7 @@ def test_no_submodule_has_a_name_of_nnsight(name: str) -> None:
 
 @pytest.mark.lens
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ["folded", "converted"])
+@pytest.mark.parametrize("name", ["folded", "unfolded", "converted"])
 def test_nnsight_traces_a_module(name: str) -> None:
     from nnsight import NNsight
 

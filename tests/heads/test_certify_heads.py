@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
+import attnc
 from attnc.errors import AttncError, FileError, InputError
 from attnc.heads import certify_heads
 from attnc.heads.selecting import leaked, longest
@@ -178,6 +180,15 @@ def test_inputs_of_any_size(kind: str, tmp_path: Path) -> None:
     assert turns == 64
 
 
+def test_nothing_is_claimed_where_float32_overflows(tmp_path: Path) -> None:
+    folder = make(tmp_path, "llama")
+    for size in (1e17, 1e25, 1e37):
+        report = certify_heads(folder, 0, keys=size * states(5, 0), queries=states(1, 1))
+        assert all(head.margins["float32"] == -np.inf and head.leaks["float32"] >= 1 for head in report.heads)
+    near = certify_heads(folder, 0, keys=1e15 * states(5, 0), queries=states(1, 1))
+    assert all(np.isfinite(head.margins["float32"]) for head in near.heads)
+
+
 def test_a_pinned_norm_costs_no_margin(tmp_path: Path) -> None:
     """A channel that holds 2^16 makes RMSNorm the identity. A key that is behind by far stays behind in float32."""
     width, weights = 16, weights_of("smollm3", 0.0)
@@ -201,6 +212,24 @@ def test_a_pinned_norm_costs_no_margin(tmp_path: Path) -> None:
     assert not certify_heads(tmp_path, 0, keys=keys, box=(corner, query), leak=1e-6).is_safe
     corner[1] = 0.75
     assert 14.24 <= certify_heads(tmp_path, 0, keys=keys, box=(corner, query)).heads[0].gap <= 14.25
+
+
+def test_a_stock_checkpoint_of_attnc(tmp_path: Path) -> None:
+    """Its prefix tokens are the keys. A hard head selects in float32, and a soft one shares its weight."""
+    for construction, is_hard in (("max_affine", True), ("compose", False)):
+        folder = tmp_path / construction
+        attnc.compile("sin(x)", {"x": (0, 1)}, 0.05, construction=construction).export_hf(folder)
+        stated = json.loads((folder / "config.json").read_text())["attnc"]
+        table = load_file(folder / "model.safetensors")["model.embed_tokens.weight"].astype(np.float64)
+        at = [table[stated["query"]] + x * table[stated["variables"][0]] for x in (0.30, 0.31)]
+        keys = table[: stated["prefix"]]
+        report = certify_heads(folder, 0, keys=range(stated["prefix"]), box=(np.minimum(*at), np.maximum(*at)))
+        assert report.is_safe == is_hard
+        assert certify_heads(folder, 0, keys=keys, queries=at).is_safe == is_hard
+        if is_hard:  # padding is silent
+            padded = certify_heads(folder, 0, keys=[*range(stated["prefix"]), stated["pad"]], queries=at)
+            assert padded.heads[0].selected == report.heads[0].selected
+            assert padded.is_safe
 
 
 def broken(**changes: Any) -> dict[str, Any]:

@@ -9,9 +9,10 @@ of its own, which nothing else reads. A variable is a combination of channels, s
 part of the projections that read it, and a residual costs nothing.
 
 Idle positions rest.  Every head has one more dimension. There the query is −L at the query position and L elsewhere,
-and the key is 2 at the position `rest`, 1 at the positions that are not keys of this head, and 0 at its keys. With
-L = 2^100 the exponentials of all other scores underflow to zero exactly: the query position sees the keys of its head
-and nothing else, and all other positions see `rest`, whose values are zero. Scores of visible keys have no term with L.
+and the key is 2 at the position `rest`, 1 at the positions that are not keys of this head, and 0 at its keys. L is so
+large (REST_SCORES) that the exponentials of all other scores underflow to zero exactly: the query position sees the
+keys of its head and nothing else, and all other positions see `rest`, whose values are zero. Scores of visible keys
+have no term with L.
 
 Carried values.  The value of a key may depend on the variables. The part that the inputs make is embedded. The part
 that earlier heads make is copied first, by a block before the stage: positions whose value carries the same combination
@@ -35,10 +36,11 @@ from attnc.numerics.arrays import Float
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-REST_SCORE = 2.0**100
-"""L. Scores of keys are far smaller, and 4·L is finite in float32."""
-MAX_STREAM_BYTES = 2**29
-"""Limit, in bytes, of the weights, and of the attention maps of one point. Maps of 4,094 keys take 128 MiB per head."""
+REST_SCORES = {"float64": 2.0**900, "float32": 2.0**100}
+"""L. Scores of keys are far smaller for inputs below 1e30 in float32 and 1e250 in float64, and 8·L is finite."""
+MAX_STREAM_BYTES = 2**28
+"""Limit, in bytes, of the weights, and of the attention maps of one point. A float64 map of 5,790 keys takes as much,
+and TransformerLens makes about six arrays of this size."""
 ONE = 0
 """The channel that is 1 at the query position and 0 elsewhere."""
 
@@ -83,6 +85,11 @@ class ResidualStream:
     def num_heads(self) -> int:
         """The number of heads of the widest block."""
         return max((len(block.heads) for block in self.blocks), default=1)
+
+    @property
+    def num_scores(self) -> int:
+        """The number of scores of one point."""
+        return sum(len(block.heads) for block in self.blocks) * len(self.positions) ** 2
 
     def embed(self, flat: Float[np.ndarray, "batch inputs"]) -> Float[np.ndarray, "batch positions d_model"]:
         """Return the first state for each point."""
@@ -403,9 +410,9 @@ class _Wired:
         W_Q, W_K = np.zeros((width, d_k + 1), dtype), np.zeros((width, d_k + 1), dtype)
         W_Q[: planned.queries.shape[1], :d_k] = planned.queries.toarray().T
         W_K[self.key_channels, np.arange(d_k)] = 1
-        W_Q[ONE, d_k], W_K[rest, d_k], W_K[self.idle, d_k] = -2 * REST_SCORE, 2, 1
+        W_Q[ONE, d_k], W_K[rest, d_k], W_K[self.idle, d_k] = -2 * REST_SCORES[dtype.name], 2, 1
         b_Q = np.zeros(d_k + 1, dtype)
-        b_Q[d_k] = REST_SCORE
+        b_Q[d_k] = REST_SCORES[dtype.name]
         W_V = np.zeros((width, len(self.value_channels)), dtype)
         W_V[self.value_channels, np.arange(len(self.value_channels))] = 1
         W_O = np.zeros((len(self.value_channels), width), dtype)
@@ -452,7 +459,7 @@ class _WiredCopy:
 
     def head_of(self, width: int, rest: int, dtype: np.dtype[Any]) -> StreamHead:
         W_Q, W_K = np.zeros((width, 1), dtype), np.zeros((width, 1), dtype)
-        W_Q[self.flag], W_K[ONE], W_K[rest] = 2 * REST_SCORE, 1, -1
+        W_Q[self.flag], W_K[ONE], W_K[rest] = 2 * REST_SCORES[dtype.name], 1, -1
         combinations = {terms: i for i, terms in enumerate(dict.fromkeys(terms for terms, _ in self.copied))}
         W_V, W_O = np.zeros((width, len(combinations)), dtype), np.zeros((len(combinations), width), dtype)
         for terms, i in combinations.items():
@@ -460,4 +467,4 @@ class _WiredCopy:
                 W_V[channel, i] = gain
         for terms, channel in self.copied:
             W_O[combinations[terms], channel] = 1
-        return StreamHead(self.name, W_Q, np.full(1, -REST_SCORE, dtype), W_K, W_V, W_O)
+        return StreamHead(self.name, W_Q, np.full(1, -REST_SCORES[dtype.name], dtype), W_K, W_V, W_O)

@@ -42,6 +42,8 @@ NORM_STEPS = 12
 """Roundings of 1/√(mean square + eps) besides those of the sum."""
 LARGEST_POSITION = 2**20
 """Angles up to this many radians are enclosed."""
+OVERFLOW = 2.0**110
+"""Numbers of this size and sums of 2^17 of them are finite in float32."""
 TINY = {"float32": 2.0**-126, "float64": 2.0**-1022}
 
 
@@ -217,9 +219,8 @@ class LayerClaims:
             _, errors = self._rotation_errors(rounding, sizes, errors, np.arange(self.num_keys))
             half = self.layer.d_head // 2  # a rotation keeps the length of a pair, whatever its angle
             size = np.tile(up(np.hypot(size[:, :half], size[:, half:]), LIBM_ULPS), 2)
-        if (
-            norm is not None
-        ):  # the part of W_K·y that is a multiple of t has its relative error, before and after rotation
+        if norm is not None:
+            # The part of W_K·y that is a multiple of t has the relative error of t, before and after a rotation.
             bias = up(np.abs(b_K) + up(np.abs(W_K) @ np.abs(norm.bias), rounding.width + 2))
             bias = np.tile(up(np.hypot(*np.split(bias, 2)), LIBM_ULPS), 2) if is_rotated else bias
             errors = up(errors + up(relative * up(size + bias + errors, 2)), 2)
@@ -323,8 +324,16 @@ class LayerClaims:
         terms = self.layer.d_head + 4
         largest = up(query + off)
         made = up(key_errors @ largest, terms) + up(key_sizes @ off, terms)
-        made += up(gamma(terms, rounding.u) * up(up(key_sizes + key_errors) @ largest, terms), 2)
-        return up(self.layer.scale * up(made, 4) + terms * TINY[rounding.dtype], 4)
+        total = up(up(key_sizes + key_errors) @ largest, terms)
+        made += up(gamma(terms, rounding.u) * total, 2)
+        found = up(self.layer.scale * up(made, 4) + terms * TINY[rounding.dtype], 4)
+        # Rounding is bounded only if nothing overflows: neither the squares of the norm, nor projections, nor scores.
+        inputs, projections = (
+            max(raw.max(), self.raw_sizes.max()),
+            max(largest.max(), key_errors.max(), key_sizes.max()),
+        )
+        is_finite = (total < OVERFLOW) & (inputs < math.sqrt(OVERFLOW)) & (projections < OVERFLOW)
+        return np.where(is_finite, found, math.inf)
 
 
 @dataclass(frozen=True)

@@ -314,13 +314,6 @@ def stated_derivation(stages: Sequence[HeadProof], outputs: Sequence[str], varia
         raise ProgramError(f"the stages of the certificate cannot be read: {type(error).__name__}: {error}") from None
 
 
-def stated_meanings(stages: Sequence[HeadProof], outputs: Sequence[str], variables: Sequence[str]) -> dict[str, str]:
-    """Return the expression of the variables that each head writes into its channel, as a certificate states it."""
-    derivation = stated_derivation(stages, outputs, variables)
-    nowhere = PartRanges(Interval(np.zeros((0, len(variables))), np.zeros((0, len(variables)))), variables)
-    return {channel: nowhere.describe(claim.part) for channel, claim in derivation.heads.items()}
-
-
 def _combination_of(text: str, parts: Mapping[str, Part]) -> Part:
     """Read a combination of parts, such as 2*x + -1*s_0 + 0.5."""
     (tree,) = Expression.parse(text).outputs
