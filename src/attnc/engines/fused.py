@@ -83,12 +83,12 @@ class Instructions(NamedTuple):
         The rows of variables and constants stay, and a step writes no row that it reads.
         """
         last = {row: number for number, step in enumerate(self.steps) for row in (*step.reads, *step.writes)}
-        kept = (row for step in self.steps if not step.reads for row in step.writes)
-        last |= dict.fromkeys((*range(self.num_inputs), *kept, *self.outputs), len(self.steps))
-        places, free, count = {row: row for row in range(self.num_inputs)}, list[int](), self.num_inputs
+        kept = [*range(self.num_inputs), *(row for step in self.steps if not step.reads for row in step.writes)]
+        last |= dict.fromkeys((*kept, *self.outputs), len(self.steps))
+        places, free, count = {row: place for place, row in enumerate(kept)}, list[int](), len(kept)
         steps = list[Step]()
         for number, step in enumerate(self.steps):
-            for row in step.writes:
+            for row in step.writes if step.reads else ():
                 if not free:
                     free.append(count)
                     count += 1

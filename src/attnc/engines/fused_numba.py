@@ -29,8 +29,8 @@ def compiled(given: Instructions) -> RunBlock:
     """Return the function that computes the outputs at some points."""
     dtype = given.dtype
     given, num_rows = fuse(given).with_few_rows()
-    constants = [(step.writes[0], step.numbers[0][0]) for step in given.steps if not step.reads]
-    steps, outputs = [step for step in given.steps if step.reads], list(given.outputs)
+    constants = [step for step in given.steps if step.kind == AFFINE and not step.reads]
+    steps, outputs = [step for step in given.steps if step.kind != AFFINE or step.reads], list(given.outputs)
     if len(outputs) == 1 and steps and list(steps[-1].writes) == outputs:
         # The last step writes into the output itself.
         steps[-1], outputs = steps[-1]._replace(writes=(num_rows,)), [num_rows]
@@ -40,7 +40,8 @@ def compiled(given: Instructions) -> RunBlock:
     block = max(FEWEST_POINTS, min(MOST_POINTS, BYTES_PER_BLOCK // bytes_per_point // FEWEST_POINTS * FEWEST_POINTS))
     arguments = (
         *(table, rows, numbers.astype(dtype), np.array(outputs, np.int64)),
-        *(np.array([row for row, _ in constants], np.int64), np.array([value for _, value in constants], dtype)),
+        np.array([step.writes[0] for step in constants], np.int64),
+        np.array([step.numbers[0][0] for step in constants], dtype),
         *(num_rows, given.most_keys, most_scores, block),
         *(dtype.type(NEGLIGIBLE[str(dtype)]), SINGLE_LEVEL[str(dtype)]),
     )

@@ -39,6 +39,8 @@ except ImportError as error:
 MOST_TERMS = 512
 """The largest number of terms of scores, averages and affine maps, summed over all instructions, that are written out.
 XLA took 0.6 s to compile 128 keys, and 1.7 s with a gradient, both in proportion to the keys."""
+LOG_2 = 0.6931471803691238, 1.9082149292705877e-10
+"""log 2 as a sum of two numbers. The first has few bits."""
 SATURATED = 37.0
 """e^−37 is less than the unit roundoff of float64."""
 CELLS_PER_JAX_BLOCK = 2**20
@@ -147,7 +149,7 @@ def _written_out(given: Instructions, u: Array) -> Array:
 def _pair(first: Array, second: Array) -> tuple[Array, Array]:
     """Return the softmax of two scores, by one exponential."""
     behind = first - second
-    weight = _exponential(-jnp.abs(behind))
+    weight = exponential(-jnp.abs(behind))
     larger = 1 / (weight + 1 + (behind - behind))  # NaN if a score is not finite
     smaller = weight * larger
     return jnp.where(behind >= 0, larger, smaller), jnp.where(behind >= 0, smaller, larger)
@@ -232,7 +234,7 @@ class _Polynomials:
         given = x.astype(jnp.float64)
         near, sums = jnp.clip(given, -self._reach, self._reach), list[list[Array]]()
         for sign, (weights, *products) in self._sides:
-            first = _power_of_two(near, *(sign * part for part in self._rate))
+            first = power_of_two(near, *(sign * part for part in self._rate))
             powers = raised(first, len(weights) + (sign < 0))[sign < 0 :]
             sums.append([_polynomial(each, powers) for each in (weights, *products)])
         total, *mixed = sums[0] if len(sums) == 1 else [one + other for one, other in zip(*sums, strict=True)]
@@ -258,14 +260,15 @@ def _in_two_parts(exponent: float) -> tuple[float, float]:
     return float(exact), float(exact - Fraction(float(exact)))
 
 
-LOG2_E_PARTS = _in_two_parts(1.0)
-
-
-def _power_of_two(x: Array, rate: float, low: float) -> Array:
+def power_of_two(x: Array, rate: float, low: float) -> Array:
     """Return 2^((rate + low)·x), in float64, for results that are normal numbers."""
     scaled = x * rate
     n = jnp.round(scaled)
-    r = (scaled - n) + x * low
+    return _shifted(n, (scaled - n) + x * low)
+
+
+def _shifted(n: Array, r: Array) -> Array:
+    """Return 2^(n + r) for whole numbers n and |r| ≤ ½. n is added to the bits of the exponent."""
     bits = jax.lax.bitcast_convert_type(_by_halves(POWER_OF_TWO, r) * r + 1.0, jnp.int64)
     shift = jax.lax.bitcast_convert_type(n + 1.5 * 2.0**52, jnp.int64) << 52
     return jax.lax.bitcast_convert_type(bits + shift, jnp.float64)
@@ -281,20 +284,18 @@ def _by_halves(coefficients: Sequence[Any], x: Array) -> Array:
 
 
 @jax.custom_jvp
-def _exponential(x: Array) -> Array:
-    """Return e^x for x ≤ 0. XLA's own exponential takes twice as long in a loop with other operations, in float64.
-
-    The rounding of a product changes an exponent by u|x|. With two ulp besides, this is within ENGINE_ULPS until e^x is
-    far below the unit roundoff.
-    """
+def exponential(x: Array) -> Array:
+    """Return e^x for x ≤ 0. XLA's own exponential takes twice as long in a loop with other operations, in float64."""
     if x.dtype != jnp.float64:
         return jnp.exp(x)
-    return _power_of_two(jnp.maximum(x, NEGLIGIBLE["float64"]), *LOG2_E_PARTS)
+    x = jnp.maximum(x, NEGLIGIBLE["float64"])
+    n = jnp.round(x * float(LOG2_E))
+    return _shifted(n, ((x - n * LOG_2[0]) - n * LOG_2[1]) * float(LOG2_E))  # n·LOG_2[0] is exact
 
 
-@_exponential.defjvp
+@exponential.defjvp
 def _exponential_derivative(x: tuple[Array], moved: tuple[Array]) -> tuple[Array, Array]:
-    found = _exponential(*x)
+    found = exponential(*x)
     return found, found * moved[0]
 
 
@@ -306,7 +307,7 @@ def _inner(factors: Iterable[Array], rows: Sequence[Array], constant: Array) -> 
 
 def _exponentials(scores: Sequence[Array]) -> list[Array]:
     top = jax.lax.stop_gradient(functools.reduce(jnp.maximum, scores))
-    return [_exponential(score - top) for score in scores]
+    return [exponential(score - top) for score in scores]
 
 
 def _averages(scores: Sequence[Array], values: Iterable[Iterable[Array]]) -> list[Array]:

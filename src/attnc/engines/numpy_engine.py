@@ -78,8 +78,9 @@ class NumpyEngine:
         self.program = program
         self.form = normal_form(program)
         self._stages = [_stream(stage, with_grids and stage is self.form.stages[-1]) for stage in self.form.stages]
-        has_grid = any(isinstance(head, GridHead) for stage in self._stages for head in stage.heads)
-        self._fused = None if has_grid else Fused.of(self.form, program.dtype)
+        grids = [head for stage in self._stages for head in stage.heads if isinstance(head, GridHead)]
+        self._fewest_points = max((grid.fewest_points for grid in grids), default=1)
+        self._fused = None if grids else Fused.of(self.form, program.dtype)
         self.work_per_point = sum(stage.work_per_point for stage in self._stages)
         self._num_outputs = math.prod(self.form.output.shape)
         self._cells_per_point = max([1, self._num_outputs, *(stage.cells_per_point for stage in self._stages)])
@@ -102,7 +103,9 @@ class NumpyEngine:
         streamed = partial(self._streamed, is_compiled=is_compiled)
         run, cells = (streamed, self._cells_per_point) if fused is None else (fused, self._num_outputs)
         out = np.empty((batch, self._num_outputs), self._dtype)
-        if not in_parts(run, u, out, ends, cells, self.work_per_point, progress=progress) and limits is not None:
+        fewest = 1 if is_compiled else self._fewest_points
+        is_inside = in_parts(run, u, out, ends, cells, self.work_per_point, fewest=fewest, progress=progress)
+        if not is_inside and limits is not None:
             raise OutsideLimits
         return out.reshape(batch, *self._output_shape)
 
@@ -145,18 +148,20 @@ def in_parts(
     cells_per_point: int,
     work_per_point: int,
     *,
+    fewest: int = 1,
     threads: int | None = None,
     progress: FractionDone | None = None,
 ) -> bool:
     """Set the outputs, in parts that threads take. Return whether all variables are within the limits.
 
-    The calling thread takes parts like the others, because starting a thread takes 0.1 ms. No part starts once another
-    one has found a variable beyond its limits.
+    A part has `fewest` points or more if two parts are left, and memory allows. The calling thread takes parts like the
+    others, because starting a thread takes 0.1 ms. No part starts once another one has found a variable beyond its
+    limits.
     """
     batch = len(u)
     parts = min(MOST_PARTS, 1 + batch * work_per_point // SCORES_PER_THREAD)
     most = CELLS_PER_POINT_BLOCK // max(1, cells_per_point), SCORES_PER_POINT_BLOCK // max(1, work_per_point)
-    step = max(1, min(*most, -(-batch // parts)))
+    step = max(1, min(*most, -(-batch // parts)), min(fewest, 2 * most[0], -(-batch // 2)))
     if batch == step and progress is None:
         return run(u, out, *limits)
     starts, done, is_inside = SimpleQueue[int](), list[int](), True
