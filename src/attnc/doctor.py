@@ -22,10 +22,9 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from importlib.metadata import version
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -143,7 +142,7 @@ class Engine:
     average: Callable[[Program, Sequence[Array]], Array] | None = None
     may_flush: bool = False
     takes_powers: bool = False
-    powers: Mapping[str, Callable[[Array], Array]] = MappingProxyType({})
+    powers: Mapping[str, Callable[[Array], Array]] = field(default_factory=dict)
 
 
 def examine(progress: Progress | None = None) -> list[Examined]:
