@@ -6,9 +6,9 @@ divided by the step.
 
 from __future__ import annotations
 
-import pickle
 import copy
 import dataclasses
+import pickle
 import warnings
 
 import numpy as np
@@ -309,14 +309,15 @@ def test_compiled_loops_without_a_gradient(dtype, monkeypatch):
         for key, tensor in module.state_dict().items():
             kept, before = tensor.clone(), module(points)
             tensor.copy_(0.75 * tensor - 0.1)
-            assert not tensor.numel() or not torch.equal(module(points), before), key
-            assert not calls[-1]
+            assert not tensor.numel() or not (torch.equal(module(points), before) or calls[-1]), key
             tensor.copy_(kept)
         assert torch.equal(module(points), before)
     assert calls[-1]
     calls.clear()
     torch.func.vmap(module)(points[:, None])
-    torch.func.jvp(module, (points,), (points,))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, of torch.jit
+        torch.func.jvp(module, (points,), (points,))
     module(points.clone().requires_grad_()).sum().backward()
     with torch.no_grad(), torch.autocast("cpu"):
         module(points)

@@ -56,14 +56,16 @@ ROUNDER_32, ONE_32 = np.float32(_rounder(24)), np.float32(1)
 """The coefficients of (2^r − 1)/r in float32."""
 
 
-@intrinsic  # type: ignore[untyped-decorator, unused-ignore]
-def fma(context: Any, a: Any, b: Any, c: Any) -> Any:
+def _fma(context: Any, a: Any, b: Any, c: Any) -> Any:
     """Return a·b + c, rounded once on every machine."""
 
     def made(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.fma(*arguments)
 
     return (a(a, a, a), made) if a == b == c else None
+
+
+fma: Any = intrinsic(_fma)
 
 
 def exponential(x: Any) -> Any:

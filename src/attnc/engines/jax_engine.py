@@ -131,7 +131,8 @@ def _written_out(given: Instructions, u: Array) -> Array:
             first, second = _pair(first, second)
             found = [first * rows[1] + second * rows[2]]
         elif kind in (SIMPLE_HEAD, HEAD):
-            found = _head(*numbers, powers)(zero, *rows)
+            offsets, slopes, values = numbers
+            found = _head(offsets, slopes, values, powers)(zero, *rows)
         elif kind == MOVING:
             own, after = rows[queries : (1 + keys) * queries], (1 + keys) * queries
             scores = [_inner(own[k * queries : (k + 1) * queries], rows[:queries], zero) for k in range(keys)]
@@ -145,7 +146,7 @@ def _written_out(given: Instructions, u: Array) -> Array:
     return jnp.stack([state[row] for row in given.outputs], axis=1)
 
 
-@jax.custom_jvp
+@jax.custom_jvp  # type: ignore[untyped-decorator, unused-ignore]
 def _pair(first: Array, second: Array) -> tuple[Array, Array]:
     """Return the softmax of two scores, by one exponential."""
     behind = first - second
@@ -155,7 +156,7 @@ def _pair(first: Array, second: Array) -> tuple[Array, Array]:
     return jnp.where(behind >= 0, larger, smaller), jnp.where(behind >= 0, smaller, larger)
 
 
-@_pair.defjvp
+@_pair.defjvp  # type: ignore[untyped-decorator, unused-ignore]
 def _pair_derivative(scores: tuple[Array, Array], moved: tuple[Array, Array]) -> tuple[tuple[Array, Array], Any]:
     first, second = _pair(*scores)
     change = first * second * (moved[0] - moved[1])
@@ -283,7 +284,7 @@ def _by_halves(coefficients: Sequence[Any], x: Array) -> Array:
     return terms[0]
 
 
-@jax.custom_jvp
+@jax.custom_jvp  # type: ignore[untyped-decorator, unused-ignore]
 def exponential(x: Array) -> Array:
     """Return e^x for x ≤ 0. XLA's own exponential takes twice as long in a loop with other operations, in float64."""
     if x.dtype != jnp.float64:
@@ -293,7 +294,7 @@ def exponential(x: Array) -> Array:
     return _shifted(n, ((x - n * LOG_2[0]) - n * LOG_2[1]) * float(LOG2_E))  # n·LOG_2[0] is exact
 
 
-@exponential.defjvp
+@exponential.defjvp  # type: ignore[untyped-decorator, unused-ignore]
 def _exponential_derivative(x: tuple[Array], moved: tuple[Array]) -> tuple[Array, Array]:
     found = exponential(*x)
     return found, found * moved[0]

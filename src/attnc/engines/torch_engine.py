@@ -119,7 +119,7 @@ class TorchNetwork(nn.Module):
         """Return the outputs by compiled loops: (batch, outputs). None: a gradient, a tracer or a hook needs more."""
         if self._loops is None or torch.compiler.is_compiling() or u.shape[0] < FEWEST_POINTS or not u.shape[1]:
             return None
-        if torch.jit.is_tracing() or torch.is_autocast_enabled("cpu") or _is_observed() or not is_plain(u.mT):  # type: ignore[no-untyped-call]
+        if torch.is_autocast_enabled("cpu") or _is_observed() or not is_plain(u.mT):
             return None
         parts = _parts(self)
         return None if any(map(_is_watched, parts)) else self._loops(u, _stored(parts))
@@ -229,9 +229,13 @@ def _num_scores(stage: Any) -> int:
 
 
 def _is_observed() -> bool:
-    """Return whether a mode of torch, a transform of torch.func or a forward derivative watches all operations."""
+    """Return whether a tracer, a mode of torch, a transform of torch.func or a forward derivative watches operations."""
     modes = torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()
-    return bool(modes) or forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None
+    return (
+        bool(modes or torch._C._get_tracing_state())
+        or forward_ad._current_level >= 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
+    )
 
 
 def _by_blocks(run: Callable[[Tensor], Tensor], step: int, u: Tensor) -> Tensor:
