@@ -12,16 +12,12 @@ import numpy as np
 
 from attnc.engines.exponential_numba import CONTRACT, exponential, fma, inlined, kept, power_of_two
 from attnc.engines.fused import AFFINE, HEAD, MOVING, PAIR, PRODUCT, SIMPLE_HEAD, SOFTMAX, Instructions, RunBlock
-from attnc.engines.fusing import QUOTIENT, flattened, fuse
+from attnc.engines.fusing import QUOTIENT, flattened, fuse, points_per_block
 from attnc.ir.rounding import NEGLIGIBLE
 from attnc.ir.summing import BLOCK, MOST_KEYS
 
 SINGLE_LEVEL = {"float32": BLOCK, "float64": MOST_KEYS}
 """The number of keys that are added up in any order."""
-BYTES_PER_BLOCK = 2**16
-"""The size of a block of points, with all its rows and scores."""
-FEWEST_POINTS, MOST_POINTS = 32, 512
-"""The fewest and most points of a block. Fewer leave vector units idle; more do not save time."""
 ONE, TWO, THREE, FOUR = np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4)
 
 
@@ -36,8 +32,7 @@ def compiled(given: Instructions) -> RunBlock:
         steps[-1], outputs = steps[-1]._replace(writes=(num_rows,)), [num_rows]
     table, rows, numbers = flattened(steps)
     most_scores = max((step.num_keys for step in steps if step.kind in (HEAD, MOVING, SOFTMAX)), default=0)
-    bytes_per_point = (num_rows + most_scores + 8) * dtype.itemsize
-    block = max(FEWEST_POINTS, min(MOST_POINTS, BYTES_PER_BLOCK // bytes_per_point // FEWEST_POINTS * FEWEST_POINTS))
+    block = points_per_block((num_rows + most_scores + 8) * dtype.itemsize)
     arguments = (
         *(table, rows, numbers.astype(dtype), np.array(outputs, np.int64)),
         np.array([step.writes[0] for step in constants], np.int64),

@@ -24,6 +24,12 @@ QUOTIENT = 7
 factor and an addend. Its numbers are: rate, low, least, most and the query's coefficient; the coefficients of both
 polynomials, chain by chain; and the offsets, slopes and values of the head."""
 
+BYTES_PER_BLOCK = 2**16
+"""The size of a block of points, with all its rows and scores. Measured with 4 to 15 rows: half and twice the size take
+as long."""
+FEWEST_POINTS, MOST_POINTS = 32, 1024
+"""The fewest and most points of a block. Fewer leave vector units idle; more do not save time."""
+
 
 def fuse(given: Instructions) -> Instructions:
     """Return instructions for compiled loops that compute the same."""
@@ -167,3 +173,8 @@ def flattened(steps: Sequence[Step]) -> tuple[np.ndarray, np.ndarray, np.ndarray
         rows += [*step.reads, *step.writes]
     flat = np.concatenate(numbers) if numbers else np.zeros(0)
     return np.array(table, np.int64).reshape(len(table), 12), np.array(rows, np.int64), flat
+
+
+def points_per_block(bytes_per_point: int) -> int:
+    """Return the number of points of a block, whose rows take this many bytes for each point."""
+    return max(FEWEST_POINTS, min(MOST_POINTS, BYTES_PER_BLOCK // bytes_per_point // FEWEST_POINTS * FEWEST_POINTS))

@@ -229,7 +229,7 @@ def _num_scores(stage: Any) -> int:
 
 
 def _is_observed() -> bool:
-    """Return whether a tracer, a mode of torch, a transform of torch.func or a forward derivative watches operations."""
+    """Return whether a tracer, a mode, a transform of torch.func or a forward derivative watches operations."""
     modes = torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()
     return (
         bool(modes or torch._C._get_tracing_state())
