@@ -5,6 +5,7 @@ every installed engine and both dtypes, against exact values or Arb's:
 
     exponential   weights relative to the largest, within ENGINE_ULPS ulp down to e^NEGLIGIBLE, and no larger below it.
                   If weights are powers of an exponential, it is within EXPONENTIAL_ULPS
+    powers        powers of two whose powers are weights, within EXPONENTIAL_ERROR unit roundoffs
     rounding      sums, products and quotients whose nearest number is known, in cases that differ in every other mode
     subnormals    neither operands nor results are taken for zero, or both are in an engine of which this is known
     products      matrix products, in units of what γ_n allows: TF32 and bfloat16 exceed it
@@ -19,9 +20,9 @@ from __future__ import annotations
 import importlib.util
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from importlib.metadata import version
 from typing import Any, NamedTuple
@@ -29,6 +30,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from attnc.constructions.built import Progress
+from attnc.engines.chains import EXPONENTIAL_ERROR, REDUCTION_ERROR
 from attnc.engines.numpy_engine import NumpyEngine
 from attnc.engines.powers import EXPONENTIAL_ULPS
 from attnc.ir.layers import Attention, Head
@@ -53,7 +55,7 @@ between two multiples."""
 BITS = {"float64": np.uint64, "float32": np.uint32}
 EXTRA_ROUNDINGS = 8
 """Roundings of a term of an average besides additions: of weights, products, quotients and projections."""
-COLUMNS = ("exponential", "rounding", "subnormals", "products", "sums")
+COLUMNS = ("exponential", "powers", "rounding", "subnormals", "products", "sums")
 """The names of the measurements of an engine."""
 
 Array = np.ndarray
@@ -128,6 +130,7 @@ class Engine:
     maps the name of an operation, one of `operations`, and two arrays to its result. `average` runs a program. If
     `may_flush`, subnormal numbers may be taken for zero: certificates bound that too (`proofs.rounding.program`). If
     `takes_powers`, exponentials in float64 must be more accurate, because their powers are weights (`engines.powers`).
+    `powers` are such exponentials of base two, for the dtypes that have them.
     """
 
     name: str
@@ -139,6 +142,7 @@ class Engine:
     average: Callable[[Program, Sequence[Array]], Array] | None = None
     may_flush: bool = False
     takes_powers: bool = False
+    powers: Mapping[str, Callable[[Array], Array]] = field(default_factory=dict)
 
 
 def examine(progress: Progress | None = None) -> list[Examined]:
@@ -172,6 +176,8 @@ def measure(engine: Engine, rows: Rows) -> Iterator[Measurement]:
     dtype = rows.dtype
     with np.errstate(all="ignore"):
         yield rows.compare(engine)
+        if dtype in engine.powers:
+            yield _powers(engine.powers[dtype], dtype)
         yield _exact("rounding", engine, dtype, _rounding_cases(dtype))
         yield _exact("subnormals", engine, dtype, _subnormal_cases(dtype), or_zero=engine.may_flush)
         if "matmul" in engine.operations:
@@ -238,6 +244,29 @@ def _distances(dtype: str) -> Array:
     near = np.concatenate([(steps * math.log(2) / parts), np.repeat(ends, 64)]).astype(dtype)
     near = (near.view(BITS[dtype]) + rng.integers(0, 9, len(near), BITS[dtype]) - BITS[dtype](4)).view(dtype)
     return np.concatenate([dense, np.sort(near[(near >= 0) & (near < 2.0**20)]), np.array([np.inf], dtype)])
+
+
+def _powers(power_of_two: Callable[[Array], Array], dtype: str) -> Measurement:
+    """Measure the relative error of powers of two. None of these numbers is rounded when it is reduced."""
+    rng, spread = np.random.default_rng(1), 2**20 if dtype == "float32" else 2**12
+    x = np.concatenate([rng.uniform(-0.5, 0.5, spread), np.round(rng.uniform(-60, 60, spread) * 64) / 64]).astype(dtype)
+    value, rest = _exact_powers(x)
+    errors = np.abs((power_of_two(x).astype(np.longdouble) - value) - rest) / value / UNIT_ROUNDOFF[dtype]
+    allowed = EXPONENTIAL_ERROR[dtype] - REDUCTION_ERROR[dtype]
+    worst = int(np.where(np.isnan(errors), np.inf, errors).argmax())
+    return Measurement("powers", float(errors[worst]), allowed, "u", errors.size, f"at {float(x[worst])!r}")
+
+
+def _exact_powers(x: Array) -> tuple[Array, Array]:
+    """Return powers of two as sums of two numbers. float64 has enough digits for those of float32."""
+    if x.dtype == np.float32:
+        return np.exp2(x.astype(np.float64)), np.zeros(len(x))
+    from flint import arb
+
+    with _many_digits():
+        exact = [(arb(number) * arb(2).log()).exp() for number in x.tolist()]
+        value = [float(each) for each in exact]
+        return np.array(value), np.array([float(each - one) for each, one in zip(exact, value, strict=True)])
 
 
 def _exact_exponentials(scores: Array) -> tuple[Array, Array]:
@@ -416,7 +445,7 @@ def _numpy() -> Engine:
 
 
 def _numba() -> Engine:
-    """Return the compiled loops. All of them use one exponential."""
+    """Return the compiled loops. All of them use one exponential, and one power of two."""
     from attnc.engines import exponential_numba, grid_numba
 
     def weights(scores: Array) -> Array:
@@ -424,6 +453,11 @@ def _numba() -> Engine:
         found = np.empty_like(flat)
         exponential_numba.exponentials(flat, found)
         return found.reshape(scores.shape)
+
+    def power_of_two(x: Array) -> Array:
+        found = np.empty_like(x)
+        exponential_numba.powers_of_two(x, x.dtype.type(1), x.dtype.type(0), found)
+        return found
 
     return Engine(
         "numba",
@@ -433,7 +467,7 @@ def _numba() -> Engine:
         lambda name, a, b: grid_numba.product_of_weights(a, b),
         ("multiply",),
         average=lambda program, inputs: NumpyEngine(program)(*inputs, is_compiled=True),
-        takes_powers=True,
+        powers=dict.fromkeys(UNIT_ROUNDOFF, power_of_two),
     )
 
 
@@ -478,6 +512,12 @@ def _jax() -> Engine:
         with jax.enable_x64(True):
             return np.asarray(jax.jit(function)(*arrays))
 
+    def weights(scores: Array) -> Array:
+        """Return every other row by the exponential of instructions, the others by that of stages."""
+        found = run(jax_engine.exponentials, scores).copy()
+        found[::2] = run(jax_engine.exponential, scores[::2])
+        return found
+
     def average(program: Program, inputs: Sequence[Array]) -> Array:
         with jax.enable_x64(True):
             return np.asarray(jax_engine.to_jax(program)(*inputs))
@@ -486,10 +526,11 @@ def _jax() -> Engine:
         "jax",
         jax.__version__,
         tuple(UNIT_ROUNDOFF),
-        lambda scores: run(jax_engine.exponentials, scores),
+        weights,
         lambda name, a, b: run(names[name], a, b),
         average=average,
         may_flush=True,
+        powers={"float64": lambda x: run(lambda x: jax_engine.power_of_two(x, 1.0, 0.0), x)},
     )
 
 

@@ -84,7 +84,7 @@ def run_plain_onnx(program: Program, inputs: Inputs) -> np.ndarray:
 
 
 ENGINES = {"numpy": run_numpy, "compiled": run_compiled, "torch": run_torch, "jax": run_jax, "onnx": run_onnx}
-NUMPY, FUSED = "attnc.engines.numpy_engine", "attnc.engines.fused"
+NUMPY, FUSED, FUSING = "attnc.engines.numpy_engine", "attnc.engines.fused", "attnc.engines.fusing"
 TORCH, JAX, ONNX = "attnc.engines.torch_engine", "attnc.engines.jax_engine", "attnc.exports.onnx_file"
 DENSE = "attnc.ir.normal_form.DENSE_BYTES"
 THREADS = {f"{NUMPY}.CELLS_PER_POINT_BLOCK": 8, f"{NUMPY}.SCORES_PER_THREAD": 1}
@@ -99,7 +99,7 @@ VARIANTS = {
     "compiled": (run_compiled, {}, 100),
     "compiled, a point per block": (
         run_compiled,
-        THREADS | {f"{FUSED}.FEWEST_POINTS": 1, f"{FUSED}.MOST_POINTS": 1},
+        THREADS | {f"{FUSING}.FEWEST_POINTS": 1, f"{FUSING}.MOST_POINTS": 1},
         100,
     ),
     "numpy, several key blocks": (run_numpy, BLOCKS | {KEYS: 1}, 100),

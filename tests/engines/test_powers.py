@@ -8,6 +8,7 @@ from flint import arb, ctx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from attnc.engines.fused import SIMPLE_HEAD
 from attnc.engines.numpy_engine import NumpyEngine
 from attnc.engines.powers import EXPONENTIAL_ULPS, MOST_POWERS, Powers, as_powers
 from attnc.ir.rounding import evaluation_error
@@ -87,8 +88,8 @@ def test_heads_of_any_number_of_keys(keys: int, dtype: str) -> None:
     places, values = (np.arange(keys) - (keys - 1) / 2) / 8, np.random.default_rng(keys).normal(size=keys)
     program = lookup_program(places, values, 8.0, np.dtype(dtype))
     given = NumpyEngine(program, with_grids=False)._fused._given  # type: ignore[union-attr]
-    (powers,) = (found for kind, found in zip(given.table[:, 0], given.powers, strict=True) if kind == 1)
-    assert (powers is not None) == (keys <= MOST_POWERS)
+    (head,) = (step for step in given.steps if step.kind == SIMPLE_HEAD)
+    assert (head.powers is not None) == (keys <= MOST_POWERS)
     near = np.random.default_rng(1).uniform(-1.5, 1.5, (700, 1)).astype(dtype)
     for points in (near, np.concatenate([near, 1e4 * near]), near[:0], near[:1]):
         expected, room = run_reference(program, (points,)), 2 * evaluation_error(program, (points,))

@@ -6,7 +6,9 @@ divided by the step.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import pickle
 import warnings
 
 import numpy as np
@@ -278,6 +280,51 @@ def test_every_stored_tensor_matters(name):
             assert not torch.equal(module(points), before), key
             tensor.copy_(kept)
     assert torch.equal(module(points), before)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_compiled_loops_without_a_gradient(dtype, monkeypatch):
+    """They agree with the reference, also far outside the box. A changed number, a hook or a gradient leaves them."""
+    pytest.importorskip("numba")
+    monkeypatch.setattr(torch_engine, "FEWEST_POINTS", 1)
+    monkeypatch.setattr(torch_rows, "FEWEST_POINTS", 1)
+    net = agreement.network("compose", dtype)
+    module, (inside,), calls = net.to_torch(), random_inputs(net.program, 30, 3), []
+    run = torch_engine._CompiledLoops.__call__
+
+    def watched(self, *given):
+        found = run(self, *given)
+        calls.append(found is not None)
+        return found
+
+    monkeypatch.setattr(torch_engine._CompiledLoops, "__call__", watched)
+    points = torch.from_numpy(inside / 2)
+    with torch.no_grad():
+        for given in (inside / 2, 1e3 * inside):
+            assert_agrees(net.program, (given,), module(torch.from_numpy(given)).numpy())
+        assert torch.equal(pickle.loads(pickle.dumps(module))(points), module(points))
+        assert torch.equal(copy.deepcopy(module)(points), module(points))
+        assert torch.equal(module(points.mT.contiguous().mT), module(points))
+        assert calls == [True] * 8
+        for key, tensor in module.state_dict().items():
+            kept, before = tensor.clone(), module(points)
+            tensor.copy_(0.75 * tensor - 0.1)
+            assert not tensor.numel() or not (torch.equal(module(points), before) or calls[-1]), key
+            tensor.copy_(kept)
+        assert torch.equal(module(points), before)
+    assert calls[-1]
+    calls.clear()
+    torch.func.vmap(module)(points[:, None])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, of torch.jit
+        torch.func.jvp(module, (points,), (points,))
+    module(points.clone().requires_grad_()).sum().backward()
+    with torch.no_grad(), torch.autocast("cpu"):
+        module(points)
+    module.output.register_forward_hook(lambda *_: None)
+    with torch.no_grad():
+        module(points)
+    assert not calls
 
 
 def test_the_exponential_of_rows():

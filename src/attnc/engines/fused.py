@@ -1,16 +1,17 @@
 """Stages of a normal form as instructions for compiled loops.
 
 A block of points is a table with one row per number and one column per point. It stays in the cache while a list of
-instructions turns the rows of the variables into those of the outputs:
+steps turns the rows of the variables into those of the outputs:
 
     AFFINE   row ← constant + Σ coefficient·row
     HEAD     rows ← the averages of a head with constant keys; its queries are rows. A SIMPLE_HEAD has one query entry,
-             and one or two averages. A PAIR has one query entry and two keys
-    MOVING   the same, with keys and values that are rows
+             and one or two averages
+    PAIR     rows ← the averages of a head with one query entry and two constant keys, whose values are rows
+    MOVING   the same as HEAD, with keys and values that are rows
     SOFTMAX  rows ← the softmax of rows
-    PRODUCT  row ← row + row·row, where a head's values depend on the input
+    PRODUCT  row ← row·row, or row·row + row, where a head's values depend on the input
 
-Numpy runs the list, or one compiled function (`fused_numba`), which is the same for all networks. Scores are computed
+Numpy runs the steps, or one compiled function (`fused_numba`), which is the same for all networks. Scores are computed
 as in the other engines, the largest is subtracted, and sums over keys are those of `ir.summing`. Where the weights of a
 SIMPLE_HEAD are powers of one exponential, `powers` says how they are computed. So the bounds of `ir.rounding` hold as
 they are. Only stored tensors are read, by way of the normal form.
@@ -25,11 +26,11 @@ from typing import NamedTuple
 import numpy as np
 
 from attnc.engines.powers import Powers, as_powers
-from attnc.ir.normal_form import AttentionStage, FloatForm, FoldedHead, NormalForm, SoftmaxStage
+from attnc.ir.normal_form import AttentionStage, FloatForm, FoldedHead, NormalForm, SoftmaxStage, pruned
 from attnc.ir.rounding import NEGLIGIBLE
 from attnc.ir.soft_head import unpacked
 from attnc.ir.summing import MOST_KEYS, key_mix, key_sum
-from attnc.numerics.arrays import Float, Int
+from attnc.numerics.arrays import Float
 
 RunBlock = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], bool]
 """Takes points, (batch, variables), sets the outputs, (batch, outputs), and returns whether all variables are within
@@ -41,11 +42,6 @@ AFFINE, SIMPLE_HEAD, HEAD, MOVING, SOFTMAX, PRODUCT, PAIR = range(7)
 MOST_NUMBERS = 2**20
 """The largest number of stored numbers and of rows that are read: 8 MiB. With more, the numpy engine takes blocks of
 keys, and skips those that are out of reach."""
-BYTES_PER_BLOCK = 2**17
-"""The size of a block of points in compiled loops, with all its rows and scores: a part of a second-level cache.
-Measured with 6 and 11 rows: 2^14 bytes take 1.2 times as long, 2^18 bytes as long."""
-FEWEST_POINTS, MOST_POINTS = 32, 2048
-"""The fewest and most points of a block in compiled loops. Fewer leave vector units idle; more do not save time."""
 FEW_INSTRUCTIONS, MANY_INSTRUCTIONS, MANY_POINTS = 16, 256, 128
 """The largest number of instructions that numpy runs with few points and with many. Measured with copies of one gate:
 8 instructions take a third of the time of a stage at one point, 26 take twice as long; at 1000 points 242 take two
@@ -54,19 +50,55 @@ SCORES_PER_STEP = 2**15
 """The number of scores of a head that numpy computes at once: 256 KiB of float64 stay in a second-level cache."""
 
 
-class Instructions(NamedTuple):
-    """What the compiled loops read."""
+class Step(NamedTuple):
+    """One instruction. Each row is written by one step."""
 
-    table: Int[np.ndarray, "instructions columns"]  # kind, keys, queries, outputs, and where rows and numbers start
-    rows: Int[np.ndarray, " rows"]
-    numbers: Float[np.ndarray, " numbers"]
-    outputs: Int[np.ndarray, " outputs"]  # the rows of the outputs
-    powers: tuple[Powers | None, ...]  # for each instruction, how a head takes powers of one exponential
-    num_rows: int
-    most_keys: int  # of a head
-    most_scores: int  # of a head that keeps its scores in compiled loops
-    block: int  # the number of points of a block
-    negligible: float  # exponentials of less than this count as zero
+    kind: int
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    numbers: tuple[np.ndarray, ...] = ()
+    """AFFINE: the constant and the coefficients. Heads: offsets (keys,), slopes (keys, queries) and values
+    (keys, columns). A PAIR has no values. It reads its query, the value of its first key, and that of its second."""
+    num_keys: int = 0
+    num_queries: int = 0  # entries of a query
+    powers: Powers | None = None  # how a head takes powers of one exponential
+
+
+class Instructions(NamedTuple):
+    """The steps of a program, and the rows of its outputs. The first rows are the variables."""
+
+    steps: tuple[Step, ...]
+    outputs: tuple[int, ...]
+    num_inputs: int
+    dtype: np.dtype[np.floating]
+
+    @property
+    def most_keys(self) -> int:
+        """The largest number of keys of a head."""
+        return max((step.num_keys for step in self.steps), default=0)
+
+    def with_few_rows(self) -> tuple[Instructions, int]:
+        """Return the same with numbers of rows that are used again once nothing reads them, and the number of rows.
+
+        The rows of variables and constants stay, and a step writes no row that it reads.
+        """
+        last = {row: number for number, step in enumerate(self.steps) for row in (*step.reads, *step.writes)}
+        kept = [*range(self.num_inputs), *(row for step in self.steps if not step.reads for row in step.writes)]
+        last |= dict.fromkeys((*kept, *self.outputs), len(self.steps))
+        places, free, count = {row: place for place, row in enumerate(kept)}, list[int](), len(kept)
+        steps = list[Step]()
+        for number, step in enumerate(self.steps):
+            for row in step.writes if step.reads else ():
+                if not free:
+                    free.append(count)
+                    count += 1
+                places[row] = free.pop()
+            steps.append(
+                step._replace(reads=tuple(places[r] for r in step.reads), writes=tuple(places[r] for r in step.writes))
+            )
+            free += {places[row] for row in (*step.reads, *step.writes) if last[row] == number}
+        outputs = tuple(places[row] for row in self.outputs)
+        return self._replace(steps=tuple(steps), outputs=outputs), count
 
 
 class TooLarge(Exception):
@@ -85,6 +117,22 @@ class Fused:
         given = instructions(form, dtype)
         return None if given is None else cls(given)
 
+    def without_caches(self) -> Fused:
+        """Return the same without what was made for its runs."""
+        return Fused(self._given)
+
+    @property
+    def dtype(self) -> np.dtype[np.floating]:
+        return self._given.dtype
+
+    @property
+    def num_inputs(self) -> int:
+        return self._given.num_inputs
+
+    @property
+    def num_outputs(self) -> int:
+        return len(self._given.outputs)
+
     def run(self, num_points: int, is_compiled: bool) -> RunBlock | None:
         """Return what runs parts of a batch of this many points: compiled loops, or numpy.
 
@@ -93,7 +141,7 @@ class Fused:
         if is_compiled:
             return self._compiled
         most = FEW_INSTRUCTIONS if num_points < MANY_POINTS else MANY_INSTRUCTIONS
-        return self._in_numpy if len(self._given.table) <= most else None
+        return self._in_numpy if len(self._given.steps) <= most else None
 
     @cached_property
     def _compiled(self) -> RunBlock:
@@ -101,12 +149,16 @@ class Fused:
 
         return compiled(self._given)
 
+    @cached_property
+    def _with_few_rows(self) -> tuple[Instructions, int]:
+        return self._given.with_few_rows()
+
     def _in_numpy(self, u: np.ndarray, out: np.ndarray, least: np.ndarray, most: np.ndarray) -> bool:
         is_inside = True
         for start in range(0, len(u), self._step):
             part = slice(start, start + self._step)
             is_inside &= is_between(u[part], least, most)
-            _run(self._given, u[part], out[part])
+            _run(*self._with_few_rows, u[part], out[part])
         return is_inside
 
 
@@ -124,47 +176,51 @@ def is_between(
     return all(low <= column.min() and column.max() <= high for low, column, high in columns)
 
 
-def _run(given: Instructions, u: Float[np.ndarray, "batch variables"], out: Float[np.ndarray, "batch outputs"]) -> None:
+def _run(
+    given: Instructions, num_rows: int, u: Float[np.ndarray, "batch variables"], out: Float[np.ndarray, "batch outputs"]
+) -> None:
     """Set out to the outputs at a block of points."""
-    state = np.empty((given.num_rows, len(u)), out.dtype)
+    state = np.empty((num_rows, len(u)), out.dtype)
     state[: u.shape[1]] = u.T
-    rows, numbers = given.rows, given.numbers
-    table = zip(given.table.tolist(), given.powers, strict=True)
-    for (kind, keys, queries, columns, at, first, second, third), powers in table:
+    for kind, reads, writes, numbers, keys, queries, powers in given.steps:
+        row, rows = state[writes[0]], list(writes)
         if kind == AFFINE:
-            sum_ = state[rows[at]]
-            sum_.fill(numbers[first])
-            for i in range(1, keys + 1):
-                sum_ += numbers[first + i] * state[rows[at + i]]
-        elif powers is not None and np.abs(state[rows[at]]).max(initial=0.0) <= powers.reach:
-            weights = powers.weights(state[rows[at]].astype(np.float64))
-            values = numbers[third : third + keys * columns].reshape(keys, columns).astype(np.float64)
-            state[rows[at + 1 : at + 1 + columns]] = (values.T @ weights) / weights.sum(axis=0)
+            row.fill(numbers[0][0])
+            for factor, read in zip(numbers[0][1:], reads, strict=True):
+                row += factor * state[read]
         elif kind == PRODUCT:
-            state[rows[at]] += state[rows[at + 1]] * state[rows[at + 2]]
+            np.multiply(state[reads[0]], state[reads[1]], out=row)
+            if len(reads) > 2:
+                row += state[reads[2]]
+        elif powers is not None and np.abs(state[reads[0]]).max(initial=0.0) <= powers.reach:
+            weights = powers.weights(state[reads[0]].astype(np.float64))
+            state[rows] = (numbers[2].T.astype(np.float64) @ weights) / weights.sum(axis=0)
         elif kind in (SIMPLE_HEAD, HEAD, PAIR):
-            slopes = numbers[second : second + keys * queries].reshape(keys, queries)
-            scores = np.multiply.outer(slopes[:, 0], state[rows[at]]) if queries else np.zeros((keys, len(u)), u.dtype)
+            offsets, slopes = numbers[:2]
+            scores = np.multiply.outer(slopes[:, 0], state[reads[0]]) if queries else np.zeros((keys, len(u)), u.dtype)
             for j in range(1, queries):
-                scores += np.multiply.outer(slopes[:, j], state[rows[at + j]])
-            scores += numbers[first : first + keys, None]
+                scores += np.multiply.outer(slopes[:, j], state[reads[j]])
+            scores += offsets[:, None]
             weights, total = _weights(scores)
-            values = numbers[third : third + keys * columns].reshape(keys, columns)
-            state[rows[at + queries : at + queries + columns]] = key_mix(weights.T, values).T / total
+            if kind == PAIR:
+                values = state[list(reads[1:])].reshape(2, len(writes), len(u))
+                state[rows] = (weights[0] * values[0] + weights[1] * values[1]) / total
+            else:
+                state[rows] = key_mix(weights.T, numbers[2]).T / total
         elif kind == MOVING:
-            after = at + (1 + keys) * queries
-            own = state[rows[at + queries : after]].reshape(keys, queries, len(u))
-            values = state[rows[after : after + keys * columns]].reshape(keys, columns, len(u))
+            after = (1 + keys) * queries
+            own = state[list(reads[queries:after])].reshape(keys, queries, len(u))
+            values = state[list(reads[after:])].reshape(keys, len(writes), len(u))
             scores = np.zeros((keys, len(u)), u.dtype)
             for j in range(queries):
-                scores += own[:, j] * state[rows[at + j]]
+                scores += own[:, j] * state[reads[j]]
             weights, total = _weights(scores)
-            for column, row in enumerate(rows[after + keys * columns : after + (keys + 1) * columns]):
-                state[row] = key_sum((weights * values[:, column]).T) / total
+            for column, target in enumerate(rows):
+                state[target] = key_sum((weights * values[:, column]).T) / total
         else:
-            weights, total = _weights(state[rows[at : at + keys]])
-            state[rows[at + keys : at + 2 * keys]] = weights / total
-    out[:] = state[given.outputs].T
+            weights, total = _weights(state[list(reads)])
+            state[rows] = weights / total
+    out[:] = state[list(given.outputs)].T
 
 
 def _weights(
@@ -192,77 +248,39 @@ def exponentials(scores: np.ndarray, top: np.ndarray) -> np.ndarray:
 
 def instructions(form: NormalForm, dtype: np.dtype[np.floating]) -> Instructions | None:
     """Return the instructions for all stages and the output, or None if they would be too large."""
-    writer = _Writer(dtype)
+    writer, form = _Writer(dtype), pruned(form)
     u = writer.new(form.num_inputs)
     try:
         for stage in form.stages:
-            after = writer.attention(stage, u) if isinstance(stage, AttentionStage) else writer.softmax(stage, u)
-            writer.free_all_but(after)
-            u = after
+            u = writer.attention(stage, u) if isinstance(stage, AttentionStage) else writer.softmax(stage, u)
         outputs = writer.form(form.output, u)
     except TooLarge:
         return None
-    bytes_per_point = (writer.num_rows + writer.most_scores + 8) * dtype.itemsize
-    block = max(FEWEST_POINTS, min(MOST_POINTS, BYTES_PER_BLOCK // bytes_per_point // FEWEST_POINTS * FEWEST_POINTS))
-    return Instructions(
-        np.array(writer.table, np.int64).reshape(len(writer.table), 8),
-        np.array(writer.rows, np.int64),
-        np.concatenate([np.zeros(0, dtype), *writer.numbers]),
-        np.array(outputs, np.int64),
-        tuple(writer.powers),
-        writer.num_rows,
-        writer.most_keys,
-        writer.most_scores,
-        block,
-        NEGLIGIBLE[str(dtype)],
-    )
+    return Instructions(tuple(writer.steps), tuple(outputs), form.num_inputs, dtype)
 
 
 class _Writer:
-    """Writes instructions, and gives out the rows of a block."""
+    """Writes instructions, and numbers rows."""
 
     def __init__(self, dtype: np.dtype[np.floating]) -> None:
-        self.table: list[tuple[int, ...]] = []
-        self.rows: list[int] = []
-        self.numbers: list[np.ndarray] = []
-        self.powers: list[Powers | None] = []
-        self.num_rows = self.most_keys = self.most_scores = self._count = 0
-        self._dtype, self._free = dtype, list[int]()
-
-    # --- rows and numbers ---------------------------------------------------------------------------------------------
+        self.steps: list[Step] = []
+        self._dtype, self._num_rows, self._count, self._sums = dtype, 0, 0, dict[tuple[object, ...], int]()
 
     def new(self, count: int) -> list[int]:
-        """Return rows that hold nothing that is still needed."""
-        found = [self._free.pop() for _ in range(min(count, len(self._free)))]
-        more = range(self.num_rows, self.num_rows + count - len(found))
-        self.num_rows += len(more)
-        return [*found, *more]
+        """Return new rows."""
+        self._num_rows += count
+        return list(range(self._num_rows - count, self._num_rows))
 
-    def free_all_but(self, rows: Sequence[int]) -> None:
-        self._free = sorted(set(range(self.num_rows)) - set(rows), reverse=True)
-
-    def _stored(self, numbers: np.ndarray) -> int:
-        """Store numbers, and return where they start."""
-        start = self._count
+    def _stored(self, numbers: np.ndarray) -> np.ndarray:
+        """Return numbers in the program's dtype, and count them."""
         self._count += numbers.size
         self._require(self._count)
-        self.numbers.append(np.asarray(numbers, self._dtype).ravel())
-        return start
+        return np.asarray(numbers, self._dtype)
 
-    def _write(
-        self,
-        kind: int,
-        rows: Sequence[int],
-        sizes: tuple[int, int, int],
-        starts: tuple[int, ...],
-        powers: Powers | None = None,
-    ) -> None:
-        self._require(len(self.rows) + len(rows))
-        if kind in (HEAD, MOVING, SOFTMAX, PAIR):
-            self.most_scores = max(self.most_scores, sizes[0])
-        self.table.append((kind, *sizes, len(self.rows), *starts, *(0 for _ in range(3 - len(starts)))))
-        self.rows.extend(rows)
-        self.powers.append(powers)
+    def _write(self, step: Step) -> None:
+        self._count += len(step.reads) + len(step.writes)
+        self._require(self._count)
+        self.steps.append(step)
 
     def _require(self, count: int) -> None:
         if count > MOST_NUMBERS:
@@ -283,13 +301,18 @@ class _Writer:
         return form.linear.data[part].tolist(), [u[i] for i in form.linear.indices[part]]
 
     def _affine(self, constant: float, coefficients: Sequence[float], rows: Sequence[int]) -> int:
-        """Return the row of constant + Σ coefficients·rows: one of the rows if the sum is that row."""
+        """Return the row of constant + Σ coefficients·rows: one of the rows if the sum is that row.
+
+        The row of a sum that was written before is used again.
+        """
         if constant == 0 and list(coefficients) == [1.0]:
             return rows[0]
-        (target,) = self.new(1)
-        start = self._stored(np.array([constant, *coefficients]))
-        self._write(AFFINE, [target, *rows], (len(rows), 0, 0), (start,))
-        return target
+        name = (constant, *coefficients, *rows)
+        if name not in self._sums:
+            (self._sums[name],) = target = self.new(1)
+            numbers = self._stored(np.array([constant, *coefficients]))
+            self._write(Step(AFFINE, tuple(rows), tuple(target), (numbers,)))
+        return self._sums[name]
 
     def _sum(self, parts: Sequence[tuple[float, list[float], list[int]]]) -> int:
         """Return the row of the sum of some affine forms.
@@ -311,7 +334,7 @@ class _Writer:
         self._count_keys(columns)
         for start in range(0, rows * columns, max(1, columns)):
             part = slice(start, start + columns)
-            self._write(SOFTMAX, [*logits[part], *written[part]], (columns, 0, 0), ())
+            self._write(Step(SOFTMAX, tuple(logits[part]), tuple(written[part]), num_keys=columns))
         return [*written, *(u[i] for i in stage.carried)]
 
     def attention(self, stage: AttentionStage, u: Sequence[int]) -> list[int]:
@@ -337,37 +360,57 @@ class _Writer:
     def _count_keys(self, count: int) -> None:
         if count > MOST_KEYS:
             raise TooLarge
-        self.most_keys = max(self.most_keys, count)
 
     def _constant_keys(self, head: FoldedHead, u: Sequence[int]) -> list[list[int]]:
-        keys, (num_queries, d_k), d_v = unpacked(head.keys.constants), head.queries.shape, head.values.shape[1]
+        keys, (num_queries, d_k) = unpacked(head.keys.constants), head.queries.shape
         moves = np.diff(head.queries.linear.indptr).reshape(num_queries, d_k) > 0
         constants, found = head.queries.constant.toarray(), []
-        stored = dict[bytes, tuple[np.ndarray, np.ndarray, int, int]]()
-        carriers = [] if head.values.is_constant else _carriers(head.values)
+        stored = dict[bytes, tuple[np.ndarray, np.ndarray]]()
+        columns = _columns(head.values)
         for query in range(num_queries):
             seen = head.seen(query)
             used = np.flatnonzero(moves[query] & (keys[seen] != 0).any(axis=0))
             still = np.flatnonzero(~moves[query])
             name = seen.tobytes() + b"|" + used.tobytes()
             if name not in stored:
-                values = [unpacked(head.values.constants)[seen], *(column[seen, None] for _, _, column in carriers)]
-                slopes, mixed = keys[np.ix_(seen, used)], np.concatenate(values, axis=1)
-                stored[name] = slopes, mixed, self._stored(slopes), self._stored(mixed)
-            offsets = keys[np.ix_(seen, still)] @ constants[query, still]
-            slopes, mixed, *starts = stored[name]
+                mixed = np.stack([np.zeros(len(seen)), *(column[seen] for _, _, column in columns)], axis=1)[:, 1:]
+                stored[name] = self._stored(keys[np.ix_(seen, used)]), self._stored(mixed)
+            slopes, values = stored[name]
+            offsets = self._stored(keys[np.ix_(seen, still)] @ constants[query, still])
             queries = self.form(head.queries, u, [query * d_k + int(j) for j in used])
-            rows = self.new(d_v + len(carriers))
+            if len(used) == 1 and len(seen) == 2:
+                found.append(self._pair(head.values, seen, (offsets, slopes), queries[0], u))
+                continue
+            rows = self.new(len(columns))
             is_simple = len(used) == 1 and len(rows) <= 2
-            is_pair = len(used) == 1 and len(seen) == 2
-            kind = PAIR if is_pair else SIMPLE_HEAD if is_simple else HEAD
-            powers = as_powers(slopes[:, 0], offsets, mixed) if kind == SIMPLE_HEAD else None
-            sizes = len(seen), len(used), len(rows)
-            self._write(kind, [*queries, *rows], sizes, (self._stored(offsets), *starts), powers)
-            for row, (column, variable, _) in zip(rows[d_v:], carriers, strict=True):
-                self._write(PRODUCT, [rows[column], row, u[variable]], (0, 0, 0), ())
-            found.append(rows[:d_v])
+            powers = as_powers(slopes[:, 0], offsets, values) if is_simple else None
+            kind = SIMPLE_HEAD if is_simple else HEAD
+            if rows:
+                numbers = offsets, slopes, values
+                self._write(Step(kind, tuple(queries), tuple(rows), numbers, len(seen), len(used), powers))
+            averages = list[int | None]([None] * head.values.shape[1])
+            for row, (column, variable, _) in zip(rows, columns, strict=True):
+                if variable is not None:
+                    row = self._product(row, u[variable], averages[column])
+                averages[column] = row
+            found.append([self._affine(0.0, (), ()) if row is None else row for row in averages])
         return found
+
+    def _product(self, row: int, factors: int, added: int | None) -> int:
+        """Return the row of row·factors + added."""
+        (target,) = self.new(1)
+        self._write(Step(PRODUCT, (row, factors) if added is None else (row, factors, added), (target,)))
+        return target
+
+    def _pair(
+        self, values: FloatForm, seen: np.ndarray, numbers: tuple[np.ndarray, ...], query: int, u: Sequence[int]
+    ) -> list[int]:
+        d_v = values.shape[1]
+        read = self.form(values, u, [int(key) * d_v + column for key in seen for column in range(d_v)])
+        rows = self.new(d_v)
+        for column, row in enumerate(rows):
+            self._write(Step(PAIR, (query, read[column], read[d_v + column]), (row,), numbers, 2, 1))
+        return rows
 
     def _moving_keys(self, head: FoldedHead, u: Sequence[int]) -> list[list[int]]:
         (num_queries, d_k), d_v = head.queries.shape, head.values.shape[1]
@@ -381,13 +424,14 @@ class _Writer:
                 *own,
                 *(values[k * d_v + c] for k in seen for c in range(d_v)),
             ]
-            self._write(MOVING, [*read, *rows], (len(seen), d_k, d_v), ())
+            self._write(Step(MOVING, tuple(read), tuple(rows), (), len(seen), d_k))
             found.append(rows)
         return found
 
 
-def _carriers(values: FloatForm) -> list[tuple[int, int, Float[np.ndarray, " keys"]]]:
-    """Return (column, variable, coefficients of all keys) for all variables on which a column of the values depends.
+def _columns(values: FloatForm) -> list[tuple[int, int | None, Float[np.ndarray, " keys"]]]:
+    """Return (column, variable, coefficients of all keys) for the constants of all columns of values, without variable,
+    and for all variables on which a column depends. Coefficients that are all zero are left out.
 
     Averages of coefficients are added up, one per variable. Bounds on rounding count the additions of the value with
     the most terms, and two more: those of engines that divide weights before they are summed.
@@ -395,8 +439,11 @@ def _carriers(values: FloatForm) -> list[tuple[int, int, Float[np.ndarray, " key
     num_keys, d_v = values.shape
     if values.linear.nnz * num_keys > MOST_NUMBERS:
         raise TooLarge
-    found = []
+    found = list[tuple[int, int | None, np.ndarray]]()
+    constants = values.constant.toarray() if not values.is_constant else unpacked(values.constants)
     for column in range(d_v):
+        if constants[:, column].any():
+            found.append((column, None, constants[:, column]))
         linear = values.linear[column::d_v]
         variables = np.unique(linear.indices)
         if len(variables) > np.diff(linear.indptr).max(initial=0) + 1:

@@ -1,6 +1,7 @@
-"""Compiled loops over the instructions of `fused`. This module imports numba.
+"""Compiled loops over the instructions of `fusing`. This module imports numba.
 
-Each loop over the points of a block is vectorised. Scores that are not finite give NaN, as in the other engines.
+Each loop over the points of a block is vectorised. Scores that are not finite give NaN, as in the other engines. Chains
+of coefficients are tuples, so that the compiler sees their lengths.
 """
 
 from __future__ import annotations
@@ -9,29 +10,35 @@ from typing import Any
 
 import numpy as np
 
-from attnc.engines.exponential_numba import CONTRACT, exponential, inlined, kept
-from attnc.engines.fused import AFFINE, HEAD, MOVING, PAIR, PRODUCT, SIMPLE_HEAD, Instructions, RunBlock
-from attnc.engines.powers import GROUP
+from attnc.engines.exponential_numba import CONTRACT, exponential, fma, inlined, kept, power_of_two
+from attnc.engines.fused import AFFINE, HEAD, MOVING, PAIR, PRODUCT, SIMPLE_HEAD, SOFTMAX, Instructions, RunBlock
+from attnc.engines.fusing import QUOTIENT, flattened, fuse, points_per_block
+from attnc.ir.rounding import NEGLIGIBLE
 from attnc.ir.summing import BLOCK, MOST_KEYS
 
 SINGLE_LEVEL = {"float32": BLOCK, "float64": MOST_KEYS}
 """The number of keys that are added up in any order."""
-ONE, TWO = np.uint64(1), np.uint64(2)
+ONE, TWO, THREE, FOUR = np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4)
 
 
 def compiled(given: Instructions) -> RunBlock:
     """Return the function that computes the outputs at some points."""
-    dtype, starts, powers = given.numbers.dtype, np.full(len(given.table), -1), list[np.ndarray]()
-    for number, found in enumerate(given.powers):
-        if found is not None:
-            keys, columns, third = (int(given.table[number, column]) for column in (1, 3, 7))
-            values = given.numbers[third : third + keys * columns].reshape(keys, columns)
-            starts[number] = sum(map(len, powers))
-            powers.append(found.packed(values))
+    dtype = given.dtype
+    given, num_rows = fuse(given).with_few_rows()
+    constants = [step for step in given.steps if step.kind == AFFINE and not step.reads]
+    steps, outputs = [step for step in given.steps if step.kind != AFFINE or step.reads], list(given.outputs)
+    if len(outputs) == 1 and steps and list(steps[-1].writes) == outputs:
+        # The last step writes into the output itself.
+        steps[-1], outputs = steps[-1]._replace(writes=(num_rows,)), [num_rows]
+    table, rows, numbers = flattened(steps)
+    most_scores = max((step.num_keys for step in steps if step.kind in (HEAD, MOVING, SOFTMAX)), default=0)
+    block = points_per_block((num_rows + most_scores + 8) * dtype.itemsize)
     arguments = (
-        *(given.table, given.rows, given.numbers, given.outputs, starts, np.concatenate([np.zeros(0), *powers])),
-        *(given.num_rows, given.most_keys, given.most_scores, given.block),
-        *(dtype.type(given.negligible), SINGLE_LEVEL[str(dtype)]),
+        *(table, rows, numbers.astype(dtype), np.array(outputs, np.int64)),
+        np.array([step.writes[0] for step in constants], np.int64),
+        np.array([step.numbers[0][0] for step in constants], dtype),
+        *(num_rows, given.most_keys, most_scores, block),
+        *(dtype.type(NEGLIGIBLE[str(dtype)]), SINGLE_LEVEL[str(dtype)]),
     )
 
     def run(u: np.ndarray, out: np.ndarray, least: np.ndarray, most: np.ndarray) -> bool:
@@ -47,24 +54,51 @@ def _add_scaled(row: Any, factor: Any, read: Any, points: Any) -> None:
         row[b] += factor * read[b]
 
 
-def _affine(state: Any, rows: Any, at: Any, numbers: Any, first: Any, terms: Any, points: Any) -> None:
+def _affine(state: Any, own: Any, rows: Any, at: Any, numbers: Any, first: Any, terms: Any, points: Any) -> None:
     """Set a row to constant + Σ factor·row, one term after the other."""
-    row, constant = state[rows[at]], numbers[first]
-    if terms == 0:
+    row, constant = _row(state, own, rows[at + terms]), numbers[first]
+    read, factor = state[rows[at]], numbers[first + 1]
+    if terms == 1:
         for b in range(points):
-            row[b] = constant
+            row[b] = factor * read[b] + constant
         return
-    read, factor = state[rows[at + 1]], numbers[first + 1]
+    second, other = state[rows[at + 1]], numbers[first + 2]
     for b in range(points):
-        row[b] = factor * read[b] + constant
-    for i in range(1, terms):
-        _add_scaled(row, numbers[first + 1 + i], state[rows[at + 1 + i]], points)
+        row[b] = (factor * read[b] + constant) + other * second[b]
+    for i in range(2, terms):
+        _add_scaled(row, numbers[first + 1 + i], state[rows[at + i]], points)
+
+
+def _row(state: Any, own: Any, number: Any) -> Any:
+    """Return a row of the block. The number after the last is that of the output."""
+    return own if number == len(state) else state[number]
 
 
 def _add_product(row: Any, read: Any, factors: Any, points: Any) -> None:
     """Set row ← row + factors·read, with rounded products."""
     for b in range(points):
         row[b] += factors[b] * read[b]
+
+
+def _product(row: Any, read: Any, factors: Any, points: Any) -> None:
+    """Set row ← factors·read."""
+    for b in range(points):
+        row[b] = factors[b] * read[b]
+
+
+def _add(row: Any, read: Any, points: Any) -> None:
+    for b in range(points):
+        row[b] += read[b]
+
+
+def _scaled(row: Any, factor: Any, read: Any, points: Any) -> None:
+    for b in range(points):
+        row[b] = factor * read[b]
+
+
+def _divided(row: Any, sums: Any, total: Any, points: Any) -> None:
+    for b in range(points):
+        row[b] = sums[b] / total[b]
 
 
 def _num_levels(keys: Any, single_level: Any) -> Any:
@@ -210,157 +244,160 @@ def _weights_of_one(
 
 
 def _pair(
-    read: Any, numbers: Any, offset: Any, slope: Any, negligible: Any, points: Any, left: Any, right: Any
+    read: Any,
+    one: Any,
+    other: Any,
+    factors: Any,
+    addends: Any,
+    row: Any,
+    numbers: Any,
+    offset: Any,
+    slope: Any,
+    negligible: Any,
 ) -> None:
-    """Set left and right to the weights of a head of two keys, divided by their sum."""
+    """Set a row to average·factor + addend, with the average over two keys, whose values are one and other."""
     a, d, c, e = numbers[slope], numbers[slope + 1], numbers[offset], numbers[offset + 1]
-    for b in range(points):
+    for b in range(len(row)):
         x = read[b]
         first, second = a * x + c, d * x + e
         behind = -abs(first - second)
         weight = exponential(behind if behind > negligible else negligible)
-        larger = ((first - first) + (second - second) + 1) / (weight + 1)  # NaN if a score is not finite
-        smaller = weight * larger
-        left[b] = larger if first >= second else smaller
-        right[b] = smaller if first >= second else larger
+        total = weight + ((first - first) + (second - second) + 1)  # NaN if a score is not finite
+        larger, smaller = (one[b], other[b]) if first >= second else (other[b], one[b])
+        row[b] = (smaller * weight + larger) / total * factors[b] + addends[b]
+
+
+def _two(numbers: Any, at: Any) -> Any:
+    return numbers[at], numbers[at + 1]
+
+
+def _three(numbers: Any, at: Any) -> Any:
+    return numbers[at], numbers[at + 1], numbers[at + 2]
 
 
 def _four(numbers: Any, at: Any) -> Any:
     return numbers[at], numbers[at + 1], numbers[at + 2], numbers[at + 3]
 
 
-def _sum(w: Any) -> Any:
-    return (w[0] + w[1]) + (w[2] + w[3])
+def _six(numbers: Any, at: Any) -> Any:
+    return _three(numbers, at) + _three(numbers, at + 3)
 
 
-def _mix(w: Any, v: Any) -> Any:
-    return (w[0] * v[0] + w[1] * v[1]) + (w[2] * v[2] + w[3] * v[3])
+def _eight(numbers: Any, at: Any) -> Any:
+    return _four(numbers, at) + _four(numbers, at + 4)
 
 
-def _low(c: Any, x: Any) -> Any:
-    """Return c_k·x^k for k < 4."""
-    x2 = x * x
-    return c[0], c[1] * x, c[2] * x2, c[3] * (x2 * x)
+def _chain(c: Any, x: Any) -> Any:
+    """Return Σ c_k·x^k, by Horner's rule."""
+    total = c[len(c) - 1]
+    for k in range(len(c) - 2, -1, -1):
+        total = fma(total, x, c[k])
+    return total
 
 
-def _high(c: Any, x: Any) -> Any:
-    """Return c_k·x^(4 + k) for k < 4."""
-    x2 = x * x
-    x4 = x2 * x2
-    return c[0] * x4, c[1] * (x4 * x), c[2] * (x4 * x2), c[3] * (x4 * (x2 * x))
+def _two_chains(read: Any, factors: Any, addends: Any, row: Any, start: Any, c: Any, d: Any, v: Any, w: Any) -> Any:
+    """Set a row to average·factor + addend. Return whether all variables are from least to most.
 
-
-def _low_after(c: Any, base: Any, x: Any) -> Any:
-    """Return c_k·(base·x^k) for k < 4."""
-    x2 = x * x
-    return c[0] * base, c[1] * (base * x), c[2] * (base * x2), c[3] * (base * (x2 * x))
-
-
-def _high_after(c: Any, base: Any, x: Any) -> Any:
-    """Return c_k·(base·x^(4 + k)) for k < 4."""
-    x2 = x * x
-    x4 = x2 * x2
-    return c[0] * (base * x4), c[1] * (base * (x4 * x)), c[2] * (base * (x4 * x2)), c[3] * (base * (x4 * (x2 * x)))
-
-
-def _next_base(base: Any, x: Any) -> Any:
-    x2 = x * x
-    x4 = x2 * x2
-    return base * (x4 * x4)
-
-
-def _is_within(read: Any, reach: Any, points: Any) -> Any:
-    """Return whether all |read| ≤ reach. NaN is not."""
-    within = 0
-    for b in range(points):
-        within += abs(read[b]) <= reach
-    return within == points
-
-
-def _by_powers(
-    read: Any, numbers: Any, start: Any, keys: Any, columns: Any, points: Any, doubles: Any, mixed: Any, other: Any
-) -> None:
-    """Set mixed and other to the averages of a head whose weights are powers of one exponential (`powers`).
-
-    `numbers` are packed from `start` on, and `doubles` are five rows that this needs. `other` is for a second column.
+    The average is a quotient of polynomials in x = 2^((rate + low)·variable). That of the weights has the coefficients
+    c_0, d_0, c_1, d_1 and so on, that of their products with values v_0, w_0 and so on.
     """
-    step, at, size = numbers[start], start + 2, GROUP * (1 + columns)
-    c, v, w = _four(numbers, at), _four(numbers, at + GROUP), _four(numbers, at + GROUP * columns)
-    d, y, z = _four(numbers, at + 4), _four(numbers, at + GROUP + 4), _four(numbers, at + GROUP * columns + 4)
-    if keys <= 4 and columns == 1:
-        for b in range(points):
-            low = _low(c, exponential(step * np.float64(read[b])))
-            mixed[b] = _mix(low, v) / _sum(low)
-    elif keys <= 4:
-        for b in range(points):
-            low = _low(c, exponential(step * np.float64(read[b])))
-            share = 1 / _sum(low)
-            mixed[b], other[b] = _mix(low, v) * share, _mix(low, w) * share
-    elif keys <= GROUP and columns == 1:
-        for b in range(points):
-            x = exponential(step * np.float64(read[b]))
-            low, high = _low(c, x), _high(d, x)
-            mixed[b] = (_mix(low, v) + _mix(high, y)) / (_sum(low) + _sum(high))
-    elif keys <= GROUP:
-        for b in range(points):
-            x = exponential(step * np.float64(read[b]))
-            low, high = _low(c, x), _high(d, x)
-            share = 1 / (_sum(low) + _sum(high))
-            mixed[b], other[b] = (_mix(low, v) + _mix(high, y)) * share, (_mix(low, w) + _mix(high, z)) * share
-    else:
-        powers, bases, totals, firsts, lasts = doubles[0], doubles[1], doubles[2], doubles[3], doubles[4]
-        for b in range(points):
-            x = exponential(step * np.float64(read[b]))
-            low, high = _low(c, x), _high(d, x)
-            powers[b], bases[b], totals[b] = x, 1.0, _sum(low) + _sum(high)
-            firsts[b], lasts[b] = _mix(low, v) + _mix(high, y), _mix(low, w) + _mix(high, z)
-        for _ in range(GROUP, keys, GROUP):
-            at += size
-            c, v, w = _four(numbers, at), _four(numbers, at + GROUP), _four(numbers, at + GROUP * columns)
-            d, y, z = _four(numbers, at + 4), _four(numbers, at + GROUP + 4), _four(numbers, at + GROUP * columns + 4)
-            for b in range(points):
-                x = powers[b]
-                base = _next_base(bases[b], x)
-                low, high = _low_after(c, base, x), _high_after(d, base, x)
-                bases[b] = base
-                totals[b] += _sum(low) + _sum(high)
-                firsts[b] += _mix(low, v) + _mix(high, y)
-                lasts[b] += _mix(low, w) + _mix(high, z)
-        for b in range(points):
-            mixed[b] = firsts[b] / totals[b]
-        for b in range(points if columns == 2 else 0):
-            other[b] = lasts[b] / totals[b]
+    (rate, low, least, most), inside = start, 0
+    for b in range(len(row)):
+        given = read[b]
+        inside += (given >= least) & (given <= most)
+        x = power_of_two(given, rate, low)
+        x2 = x * x
+        mixed, total = fma(_chain(w, x2), x, _chain(v, x2)), fma(_chain(d, x2), x, _chain(c, x2))
+        row[b] = fma(mixed / total, factors[b], addends[b])
+    return inside == len(row)
+
+
+def _four_chains(read: Any, factors: Any, addends: Any, row: Any, start: Any, c: Any, v: Any) -> Any:
+    """Do the same with chains of every fourth coefficient."""
+    (rate, low, least, most), inside = start, 0
+    for b in range(len(row)):
+        given = read[b]
+        inside += (given >= least) & (given <= most)
+        x = power_of_two(given, rate, low)
+        x2 = x * x
+        x4 = x2 * x2
+        mixed = fma(fma(_chain(v[3], x4), x, _chain(v[2], x4)), x2, fma(_chain(v[1], x4), x, _chain(v[0], x4)))
+        total = fma(fma(_chain(c[3], x4), x, _chain(c[2], x4)), x2, fma(_chain(c[1], x4), x, _chain(c[0], x4)))
+        row[b] = fma(mixed / total, factors[b], addends[b])
+    return inside == len(row)
+
+
+def _quotient(read: Any, factors: Any, addends: Any, row: Any, numbers: Any, at: Any, length: Any) -> Any:
+    """Run chains of any length. `at` are the places of the first numbers, of the weights and of the products."""
+    n, start, c, v = numbers, _four(numbers, at[0]), at[1], at[2]
+    if length == 4:
+        return _two_chains(read, factors, addends, row, start, _two(n, c), _two(n, c + 2), _two(n, v), _two(n, v + 2))
+    if length == 6:
+        return _two_chains(
+            read, factors, addends, row, start, _three(n, c), _three(n, c + 3), _three(n, v), _three(n, v + 3)
+        )
+    if length == 8:
+        return _two_chains(
+            read, factors, addends, row, start, _four(n, c), _four(n, c + 4), _four(n, v), _four(n, v + 4)
+        )
+    if length == 12:
+        weights = _three(n, c), _three(n, c + 3), _three(n, c + 6), _three(n, c + 9)
+        products = _three(n, v), _three(n, v + 3), _three(n, v + 6), _three(n, v + 9)
+        return _four_chains(read, factors, addends, row, start, weights, products)
+    if length == 16:
+        weights = _four(n, c), _four(n, c + 4), _four(n, c + 8), _four(n, c + 12)
+        products = _four(n, v), _four(n, v + 4), _four(n, v + 8), _four(n, v + 12)
+        return _four_chains(read, factors, addends, row, start, weights, products)
+    if length == 24:
+        weights = _six(n, c), _six(n, c + 6), _six(n, c + 12), _six(n, c + 18)
+        products = _six(n, v), _six(n, v + 6), _six(n, v + 12), _six(n, v + 18)
+        return _four_chains(read, factors, addends, row, start, weights, products)
+    weights = _eight(n, c), _eight(n, c + 8), _eight(n, c + 16), _eight(n, c + 24)
+    products = _eight(n, v), _eight(n, v + 8), _eight(n, v + 16), _eight(n, v + 24)
+    return _four_chains(read, factors, addends, row, start, weights, products)
 
 
 def _read_points(given: Any, least: Any, most: Any, state: Any) -> Any:
     """Set the first rows to the variables of some points. Return whether all are from `least` to `most`.
 
-    Unsigned indices cannot count from the end of an array. So loops with steps are vectorised.
+    Unsigned indices cannot count from the end of an array. So loops with steps are vectorised, if the compiler sees the
+    step.
     """
-    points, width, inside, flat = np.uint64(len(given)), np.uint64(given.shape[1]), 0, given.reshape(-1)
-    if width == 2:  # a step that the compiler sees
-        row, second, low, high, lower, higher = state[0], state[1], least[0], most[0], least[1], most[1]
+    points, width, flat = np.uint64(len(given)), np.uint64(given.shape[1]), given.reshape(-1)
+    if width == 2:
+        row, second = state[0], state[1]
         for b in range(points):
-            x, y = flat[TWO * b], flat[TWO * b + ONE]
-            row[b], second[b] = x, y
-            inside += (x >= low) & (x <= high) & (y >= lower) & (y <= higher)
-        return inside == len(given)
+            row[b], second[b] = flat[TWO * b], flat[TWO * b + ONE]
+    elif width == 3:
+        row, second, third = state[0], state[1], state[2]
+        for b in range(points):
+            row[b], second[b], third[b] = flat[THREE * b], flat[THREE * b + ONE], flat[THREE * b + TWO]
+    elif width == 4:
+        row, second, third, fourth = state[0], state[1], state[2], state[3]
+        for b in range(points):
+            row[b], second[b] = flat[FOUR * b], flat[FOUR * b + ONE]
+            third[b], fourth[b] = flat[FOUR * b + TWO], flat[FOUR * b + THREE]
+    else:
+        for i in range(width):
+            row = state[i]
+            for b in range(points):
+                row[b] = flat[width * b + i]
+    is_inside = True
     for i in range(width):
-        row, low, high = state[i], least[i], most[i]
-        for b in range(points):
-            x = flat[width * b + i]
-            row[b] = x
-            inside += (x >= low) & (x <= high)
-    return inside == given.size
+        is_inside &= _is_between(state[i], least[i], most[i], len(given))
+    return is_inside
+
+
+def _is_between(row: Any, least: Any, most: Any, points: Any) -> Any:
+    """Return whether all numbers are from least to most. NaN is not."""
+    inside = 0
+    for b in range(points):
+        inside += (row[b] >= least) & (row[b] <= most)
+    return inside == points
 
 
 def _write_outputs(state: Any, outputs: Any, out: Any) -> None:
     points, width, flat = np.uint64(len(out)), np.uint64(len(outputs)), out.reshape(-1)
-    if width == 1:
-        row = state[outputs[0]]
-        for b in range(points):
-            flat[b] = row[b]
-        return
     for i in range(width):
         row = state[outputs[i]]
         for b in range(points):
@@ -404,15 +441,18 @@ def _constant_scores(
 
 
 _add_scaled = inlined(_add_scaled)
-_affine, _add_product, _num_levels = inlined(_affine), inlined(_add_product), inlined(_num_levels)
+_row, _add_product, _num_levels = inlined(_row), inlined(_add_product), inlined(_num_levels)
+_affine = inlined(_affine)
 _carry, _summed, _clear = inlined(_carry, CONTRACT), inlined(_summed, CONTRACT), inlined(_clear, CONTRACT)
 _constant_scores, _top = inlined(_constant_scores, CONTRACT), inlined(_top, CONTRACT)
 _weights, _mixed, _moving_mixed = (inlined(function, CONTRACT) for function in (_weights, _mixed, _moving_mixed))
 _top_of_one, _weights_of_one = inlined(_top_of_one, CONTRACT), inlined(_weights_of_one, CONTRACT)
-_pair, _four = inlined(_pair, CONTRACT), inlined(_four)
-_sum, _mix = inlined(_sum), inlined(_mix, CONTRACT)
-_low, _high, _low_after, _high_after = inlined(_low), inlined(_high), inlined(_low_after), inlined(_high_after)
-_next_base, _is_within, _by_powers = inlined(_next_base), inlined(_is_within), inlined(_by_powers, CONTRACT)
+_add, _scaled = inlined(_add), inlined(_scaled)
+_pair, _product, _divided = inlined(_pair, CONTRACT), inlined(_product), inlined(_divided)
+_two, _three, _four = inlined(_two), inlined(_three), inlined(_four)
+_six, _eight, _chain = inlined(_six), inlined(_eight), inlined(_chain)
+_two_chains, _four_chains, _quotient = inlined(_two_chains), inlined(_four_chains), inlined(_quotient)
+_is_between = inlined(_is_between)
 _read_points, _write_outputs = inlined(_read_points), inlined(_write_outputs)
 
 
@@ -422,8 +462,8 @@ def _run_blocks(
     rows: Any,
     numbers: Any,
     outputs: Any,
-    starts: Any,
-    powers: Any,
+    constant_rows: Any,
+    constants: Any,
     num_rows: Any,
     most_keys: Any,
     most_scores: Any,
@@ -439,32 +479,45 @@ def _run_blocks(
     state, scores = np.empty((num_rows, block), numbers.dtype), np.empty((most_scores, block), numbers.dtype)
     most_levels, top = _num_levels(most_keys, single_level), np.empty(block, numbers.dtype)
     totals, sums = np.empty((most_levels, block), numbers.dtype), np.empty((most_levels, block), numbers.dtype)
-    others = np.empty((most_levels, block), numbers.dtype)
-    doubles = np.empty((5, block), np.float64)
-    is_inside = True
+    others, scaled = np.empty((most_levels, block), numbers.dtype), np.empty(block, numbers.dtype)
+    for i in range(len(constant_rows)):
+        state[constant_rows[i], :] = constants[i]
+    is_inside, has_own, flat = True, len(outputs) == 1 and outputs[0] == num_rows, out.reshape(-1)
     for start in range(0, len(given), block):
         points = min(block, len(given) - start)
+        own = flat[start : start + points] if has_own else top
         is_inside &= _read_points(given[start : start + points], least, most, state)
         for number in range(len(table)):
             kind, keys, queries, columns = table[number, 0], table[number, 1], table[number, 2], table[number, 3]
-            at, first, second, third = table[number, 4], table[number, 5], table[number, 6], table[number, 7]
+            length, at = table[number, 4], table[number, 5]
+            first, second, third = table[number, 6], table[number, 7], table[number, 8]
             levels = _num_levels(keys, single_level)
             total, mixed, other = totals[levels - 1], sums[levels - 1], others[levels - 1]
             if kind == AFFINE:
-                _affine(state, rows, at, numbers, first, keys, points)
+                _affine(state, own, rows, at, numbers, first, columns, points)
             elif kind == PRODUCT:
-                row, read, factors = state[rows[at]], state[rows[at + 1]], state[rows[at + 2]]
-                _add_product(row, read, factors, points)
-            elif kind == PAIR:
-                left, right = scores[0], scores[1]
-                _pair(state[rows[at]], numbers, first, second, negligible, points, left, right)
-                for column in range(columns):
-                    row, v, w = state[rows[at + 1 + column]], numbers[third + column], numbers[third + columns + column]
+                row = _row(state, own, rows[at + columns])
+                _product(row, state[rows[at]], state[rows[at + 1]], points)
+                if columns == 3:
+                    _add(row, state[rows[at + 2]], points)
+            elif kind == QUOTIENT:
+                read, factors, addends = state[rows[at]], state[rows[at + 1]], state[rows[at + 2]]
+                row = _row(state, own, rows[at + 3])[:points]
+                if not _quotient(read, factors, addends, row, numbers, (first, second, third), length):
+                    first, second, third = table[number, 9], table[number, 10], table[number, 11]
+                    _scaled(scaled, numbers[table[number, 6] + 4], read, points)
+                    _top_of_one(scaled, numbers, first, second, keys, points, top)
+                    _weights_of_one(
+                        *(scaled, numbers, first, second, third, keys, 1, top, negligible, points),
+                        *(levels, totals, sums, others),
+                    )
                     for b in range(points):
-                        row[b] = left[b] * v + right[b] * w
-            elif starts[number] >= 0 and _is_within(state[rows[at]], powers[starts[number] + 1], points):
-                row, other = state[rows[at + 1]], state[rows[at + columns]]
-                _by_powers(state[rows[at]], powers, starts[number], keys, columns, points, doubles, row, other)
+                        row[b] = mixed[b] / total[b] * factors[b] + addends[b]
+            elif kind == PAIR:
+                read, one, two = state[rows[at]], state[rows[at + 1]], state[rows[at + 2]]
+                factors, addends = state[rows[at + 3]], state[rows[at + 4]]
+                row = _row(state, own, rows[at + 5])[:points]
+                _pair(read, one, two, factors, addends, row, numbers, first, second, negligible)
             elif kind == SIMPLE_HEAD:
                 read = state[rows[at]]
                 _top_of_one(read, numbers, first, second, keys, points, top)
@@ -472,10 +525,9 @@ def _run_blocks(
                     *(read, numbers, first, second, third, keys, columns, top, negligible, points),
                     *(levels, totals, sums, others),
                 )
-                for column in range(columns):
-                    row, of_column = state[rows[at + 1 + column]], mixed if column == 0 else other
-                    for b in range(points):
-                        row[b] = of_column[b] / total[b]
+                _divided(_row(state, own, rows[at + 1]), mixed, total, points)
+                if columns == 2:
+                    _divided(state[rows[at + 2]], other, total, points)
             elif kind == HEAD:
                 for k in range(keys):
                     _constant_scores(
@@ -485,9 +537,7 @@ def _run_blocks(
                 _weights(scores, keys, top, negligible, points, levels, totals)
                 for column in range(columns):
                     _mixed(scores, keys, numbers, third + column, columns, points, levels, sums)
-                    row = state[rows[at + queries + column]]
-                    for b in range(points):
-                        row[b] = mixed[b] / total[b]
+                    _divided(_row(state, own, rows[at + queries + column]), mixed, total, points)
             elif kind == MOVING:
                 for k in range(keys):
                     score = scores[k]
@@ -500,9 +550,7 @@ def _run_blocks(
                 values = at + (1 + keys) * queries
                 for column in range(columns):
                     _moving_mixed(scores, keys, state, rows, values + column, columns, points, levels, sums)
-                    row = state[rows[values + keys * columns + column]]
-                    for b in range(points):
-                        row[b] = mixed[b] / total[b]
+                    _divided(_row(state, own, rows[values + keys * columns + column]), mixed, total, points)
             else:
                 for k in range(keys):
                     score, read = scores[k], state[rows[at + k]]
@@ -511,10 +559,9 @@ def _run_blocks(
                 _top(scores, keys, points, top)
                 _weights(scores, keys, top, negligible, points, levels, totals)
                 for k in range(keys):
-                    weight, row = scores[k], state[rows[at + keys + k]]
-                    for b in range(points):
-                        row[b] = weight[b] / total[b]
-        _write_outputs(state, outputs, out[start : start + points])
+                    _divided(_row(state, own, rows[at + keys + k]), scores[k], total, points)
+        if not has_own:
+            _write_outputs(state, outputs, out[start : start + points])
     return is_inside
 
 

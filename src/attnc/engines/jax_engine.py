@@ -16,15 +16,18 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
-from attnc.engines.fused import AFFINE, HEAD, MOVING, PAIR, PRODUCT, SIMPLE_HEAD, Instructions, instructions
+from attnc.engines.fused import AFFINE, HEAD, MOVING, PAIR, PRODUCT, SIMPLE_HEAD, Instructions, Step, instructions
+from attnc.engines.powers import LARGEST_EXPONENT, LOG2_E, POWER_OF_TWO, Powers, raised
 from attnc.engines.query_pieces import QueryPieces
 from attnc.errors import InputError, MissingExtra
 from attnc.ir.normal_form import AttentionStage, FloatForm, FoldedHead, NormalForm, SoftmaxStage, normal_form, pruned
 from attnc.ir.program import Program, require_shapes
+from attnc.ir.rounding import NEGLIGIBLE
 from attnc.ir.summing import BLOCK
 
 try:
@@ -36,6 +39,10 @@ except ImportError as error:
 MOST_TERMS = 512
 """The largest number of terms of scores, averages and affine maps, summed over all instructions, that are written out.
 XLA took 0.6 s to compile 128 keys, and 1.7 s with a gradient, both in proportion to the keys."""
+LOG_2 = 0.6931471803691238, 1.9082149292705877e-10
+"""log 2 as a sum of two numbers. The first has few bits."""
+SATURATED = 37.0
+"""e^−37 is less than the unit roundoff of float64."""
 CELLS_PER_JAX_BLOCK = 2**20
 """Number of array cells of a block of points in stages: 8 MiB of float64. A single row of scores may be longer."""
 DENSE_CELLS = 2**16
@@ -89,11 +96,16 @@ def _require_dtype(dtype: np.dtype[Any]) -> None:
 
 def _evaluator(form: NormalForm, dtype: np.dtype[Any]) -> Run:
     given = instructions(form, dtype)
-    if given is not None:
-        _, keys, queries, columns, *_ = given.table.T
-        if (1 + keys * np.maximum(1, np.maximum(queries, columns))).sum() <= MOST_TERMS:
-            return functools.partial(_written_out, given)
+    if given is not None and sum(map(_num_terms, given.steps)) <= MOST_TERMS:
+        return functools.partial(_written_out, given)
     return _staged(form)
+
+
+def _num_terms(step: Step) -> int:
+    """Return the number of terms of scores, averages and sums."""
+    if step.kind in (AFFINE, PRODUCT, PAIR):
+        return 1 + len(step.reads)
+    return 1 + step.num_keys * max(1, step.num_queries, len(step.writes))
 
 
 # --- instructions -----------------------------------------------------------------------------------------------------
@@ -101,44 +113,69 @@ def _evaluator(form: NormalForm, dtype: np.dtype[Any]) -> Run:
 
 def _written_out(given: Instructions, u: Array) -> Array:
     """Run the instructions, each on whole rows. `fused` says what they mean."""
-    state = dict[int, Array](enumerate(u.T))
-    rows, numbers = given.rows.tolist(), given.numbers
-    for kind, keys, queries, columns, at, first, second, third in given.table.tolist():
+    state = {i: u[:, i] for i in range(given.num_inputs)}
+    zero = jnp.zeros(len(u), given.dtype)
+    for kind, reads, writes, numbers, keys, queries, powers in given.steps:
+        rows = [state[row] for row in reads]
+        found: Sequence[Array]
         if kind == AFFINE:
-            constant = jnp.full(len(u), numbers[first])
-            terms = [numbers[first + i] * state[rows[at + i]] for i in range(1, keys + 1)]
-            state[rows[at]] = functools.reduce(operator.add, terms, constant)
+            constant, *coefficients = numbers[0]
+            terms = [factor * row for factor, row in zip(coefficients, rows, strict=True)]
+            found = [functools.reduce(operator.add, terms, jnp.full(len(u), constant))]
         elif kind == PRODUCT:
-            state[rows[at]] = state[rows[at]] + state[rows[at + 1]] * state[rows[at + 2]]
-        elif kind in (SIMPLE_HEAD, HEAD, PAIR):
-            slopes = numbers[second : second + keys * queries].reshape(keys, queries)
-            values = numbers[third : third + keys * columns].reshape(keys, columns)
-            read = [state[row] for row in rows[at : at + queries]]
-            averages = _head(slopes, numbers[first : first + keys], values)(jnp.zeros(len(u), numbers.dtype), *read)
-            state.update(zip(rows[at + queries :], averages, strict=False))
+            product = rows[0] * rows[1]
+            found = [product + rows[2] if len(rows) > 2 else product]
+        elif kind == PAIR:
+            offsets, slopes = numbers
+            first, second = (slope * rows[0] + offset for slope, offset in zip(slopes[:, 0], offsets, strict=True))
+            first, second = _pair(first, second)
+            found = [first * rows[1] + second * rows[2]]
+        elif kind in (SIMPLE_HEAD, HEAD):
+            offsets, slopes, values = numbers
+            found = _head(offsets, slopes, values, powers)(zero, *rows)
         elif kind == MOVING:
-            read = [state[row] for row in rows[at : at + queries]]
-            own = [state[row] for row in rows[at + queries : at + (1 + keys) * queries]]
-            after = at + (1 + keys) * queries
-            moving = [[state[rows[after + k * columns + c]] for c in range(columns)] for k in range(keys)]
-            none = jnp.zeros(len(u), numbers.dtype)
-            scores = [_inner(own[k * queries : (k + 1) * queries], read, none) for k in range(keys)]
-            state.update(zip(rows[after + keys * columns :], _averages(scores, moving), strict=False))
+            own, after = rows[queries : (1 + keys) * queries], (1 + keys) * queries
+            scores = [_inner(own[k * queries : (k + 1) * queries], rows[:queries], zero) for k in range(keys)]
+            moving = [rows[after + k * len(writes) : after + (k + 1) * len(writes)] for k in range(keys)]
+            found = _averages(scores, moving)
         else:
-            weights = _exponentials([state[row] for row in rows[at : at + keys]])
+            weights = _exponentials(rows)
             total = _sum(weights)
-            state.update(zip(rows[at + keys : at + 2 * keys], [weight / total for weight in weights], strict=True))
-    return jnp.stack([state[row] for row in given.outputs.tolist()], axis=1)
+            found = [weight / total for weight in weights]
+        state.update(zip(writes, found, strict=True))
+    return jnp.stack([state[row] for row in given.outputs], axis=1)
 
 
-def _head(slopes: np.ndarray, offsets: np.ndarray, values: np.ndarray) -> Callable[..., tuple[Array, ...]]:
+@jax.custom_jvp  # type: ignore[untyped-decorator, unused-ignore]
+def _pair(first: Array, second: Array) -> tuple[Array, Array]:
+    """Return the softmax of two scores, by one exponential."""
+    behind = first - second
+    weight = exponential(-jnp.abs(behind))
+    larger = 1 / (weight + 1 + (behind - behind))  # NaN if a score is not finite
+    smaller = weight * larger
+    return jnp.where(behind >= 0, larger, smaller), jnp.where(behind >= 0, smaller, larger)
+
+
+@_pair.defjvp  # type: ignore[untyped-decorator, unused-ignore]
+def _pair_derivative(scores: tuple[Array, Array], moved: tuple[Array, Array]) -> tuple[tuple[Array, Array], Any]:
+    first, second = _pair(*scores)
+    change = first * second * (moved[0] - moved[1])
+    return (first, second), (change, -change)
+
+
+def _head(
+    offsets: np.ndarray, slopes: np.ndarray, values: np.ndarray, powers: Powers | None
+) -> Callable[..., tuple[Array, ...]]:
     """Return the averages of a head with constant keys as a function of a row of zeros and the rows of its query.
 
     The derivative of an average A along query entry j is Σ_k p_k·slope_kj·(v_k − A). It is written here, because the
     derivatives of all operations one by one take XLA twenty times as long to compile.
     """
+    polynomials = None if powers is None else _Polynomials.of(powers, values)
 
     def run(zero: Array, *read: Array) -> tuple[Array, ...]:
+        if polynomials is not None and jax.config.jax_enable_x64:
+            return polynomials(read[0])
         scores = [_inner(own, read, offset) + zero for own, offset in zip(slopes, offsets, strict=True)]
         return tuple(_averages(scores, values))
 
@@ -162,6 +199,107 @@ def _head(slopes: np.ndarray, offsets: np.ndarray, values: np.ndarray) -> Callab
     return averages
 
 
+class _Polynomials:
+    """The averages of a head as quotients of polynomials in E = e^{step·x} or 1/E, in float64 (`powers`).
+
+    Rounding.  The powers of E are the same in all sums. Terms of the sum of weights round once besides additions, those
+    of products with values twice, and the quotient once: certificates count one, and three.
+
+    Beyond `reach`, x is moved to it. There the first or the last key leads by SATURATED, so that all others together
+    weigh less than a unit roundoff.
+    """
+
+    def __init__(self, powers: Powers, values: np.ndarray, middle: int) -> None:
+        weights, products = powers.coefficients, powers.coefficients[:, None] * values.astype(np.float64)
+        self._rate, self._reach = _in_two_parts(powers.step), _largest(len(weights), middle) / abs(powers.step)
+        self._sides = [
+            (sign, [each.tolist() for each in (weights[part], *products[part].T)])
+            for sign, part in ((1, slice(middle, None)), (-1, slice(middle - 1, None, -1)))[: 2 if middle else 1]
+        ]
+
+    @classmethod
+    def of(cls, powers: Powers, values: np.ndarray) -> _Polynomials | None:
+        """Return None if weights are not saturated where x is moved to.
+
+        If positive powers are too large there, those of 1/E are used for the first half of the keys.
+        """
+        keys, logs = len(values), np.log(powers.coefficients)
+        ends = [(end, k) for end in (0, keys - 1) for k in range(keys) if k != end]
+        for middle in (0, keys // 2):
+            exponent = _largest(keys, middle)
+            if min(exponent * abs(end - k) + logs[end] - logs[k] for end, k in ends) >= SATURATED:
+                return cls(powers, values, middle)
+        return None
+
+    def __call__(self, x: Array) -> tuple[Array, ...]:
+        given = x.astype(jnp.float64)
+        near, sums = jnp.clip(given, -self._reach, self._reach), list[list[Array]]()
+        for sign, (weights, *products) in self._sides:
+            first = power_of_two(near, *(sign * part for part in self._rate))
+            powers = raised(first, len(weights) + (sign < 0))[sign < 0 :]
+            sums.append([_polynomial(each, powers) for each in (weights, *products)])
+        total, *mixed = sums[0] if len(sums) == 1 else [one + other for one, other in zip(*sums, strict=True)]
+        total = total + (given - given)  # NaN if x is not finite
+        return tuple((each / total).astype(x.dtype) for each in mixed)
+
+
+def _largest(keys: int, middle: int) -> float:
+    """Return the largest exponent of E, if powers are counted from the middle key."""
+    return LARGEST_EXPONENT / max(middle, keys - 1 - middle)
+
+
+def _polynomial(coefficients: Sequence[float], powers: Sequence[Array]) -> Array:
+    terms = [c * power for c, power in zip(coefficients, powers, strict=True)]
+    while len(terms) > 1:
+        terms = [sum(terms[i + 1 : i + 2], terms[i]) for i in range(0, len(terms), 2)]
+    return terms[0]
+
+
+def _in_two_parts(exponent: float) -> tuple[float, float]:
+    """Return exponent·log₂e as the sum of two numbers."""
+    exact = Fraction(exponent) * LOG2_E
+    return float(exact), float(exact - Fraction(float(exact)))
+
+
+def power_of_two(x: Array, rate: float, low: float) -> Array:
+    """Return 2^((rate + low)·x), in float64, for results that are normal numbers."""
+    scaled = x * rate
+    n = jnp.round(scaled)
+    return _shifted(n, (scaled - n) + x * low)
+
+
+def _shifted(n: Array, r: Array) -> Array:
+    """Return 2^(n + r) for whole numbers n and |r| ≤ ½. n is added to the bits of the exponent."""
+    bits = jax.lax.bitcast_convert_type(_by_halves(POWER_OF_TWO, r) * r + 1.0, jnp.int64)
+    shift = jax.lax.bitcast_convert_type(n + 1.5 * 2.0**52, jnp.int64) << 52
+    return jax.lax.bitcast_convert_type(bits + shift, jnp.float64)
+
+
+def _by_halves(coefficients: Sequence[Any], x: Array) -> Array:
+    """Return the polynomial. Its halves do not wait for each other, which takes half the time of Horner's rule."""
+    terms, power = list(coefficients), x
+    while len(terms) > 1:
+        pairs = [low + high * power for low, high in zip(terms[::2], terms[1::2], strict=False)]
+        terms, power = pairs + terms[len(terms) & ~1 :], power * power
+    return terms[0]
+
+
+@jax.custom_jvp  # type: ignore[untyped-decorator, unused-ignore]
+def exponential(x: Array) -> Array:
+    """Return e^x for x ≤ 0. XLA's own exponential takes twice as long in a loop with other operations, in float64."""
+    if x.dtype != jnp.float64:
+        return jnp.exp(x)
+    x = jnp.maximum(x, NEGLIGIBLE["float64"])
+    n = jnp.round(x * float(LOG2_E))
+    return _shifted(n, ((x - n * LOG_2[0]) - n * LOG_2[1]) * float(LOG2_E))  # n·LOG_2[0] is exact
+
+
+@exponential.defjvp  # type: ignore[untyped-decorator, unused-ignore]
+def _exponential_derivative(x: tuple[Array], moved: tuple[Array]) -> tuple[Array, Array]:
+    found = exponential(*x)
+    return found, found * moved[0]
+
+
 def _inner(factors: Iterable[Array], rows: Sequence[Array], constant: Array) -> Array:
     """Return constant + Σ factors·rows. The products are added up first."""
     products = [factor * row for factor, row in zip(factors, rows, strict=True)]
@@ -170,7 +308,7 @@ def _inner(factors: Iterable[Array], rows: Sequence[Array], constant: Array) -> 
 
 def _exponentials(scores: Sequence[Array]) -> list[Array]:
     top = jax.lax.stop_gradient(functools.reduce(jnp.maximum, scores))
-    return [jnp.exp(score - top) for score in scores]
+    return [exponential(score - top) for score in scores]
 
 
 def _averages(scores: Sequence[Array], values: Iterable[Iterable[Array]]) -> list[Array]:

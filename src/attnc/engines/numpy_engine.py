@@ -17,13 +17,14 @@ import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import suppress
 from functools import cache, cached_property, partial
+from queue import Empty, SimpleQueue
 from typing import Protocol
 
 import numpy as np
 
-from attnc.engines.fused import Fused, exponentials, is_between
+from attnc.engines.fused import Fused, RunBlock, exponentials, is_between
 from attnc.engines.grid import GridHead
 from attnc.ir.normal_form import AttentionStage, FloatForm, FoldedHead, SoftmaxStage, Stage, normal_form
 from attnc.ir.program import Program
@@ -77,8 +78,9 @@ class NumpyEngine:
         self.program = program
         self.form = normal_form(program)
         self._stages = [_stream(stage, with_grids and stage is self.form.stages[-1]) for stage in self.form.stages]
-        has_grid = any(isinstance(head, GridHead) for stage in self._stages for head in stage.heads)
-        self._fused = None if has_grid else Fused.of(self.form, program.dtype)
+        grids = [head for stage in self._stages for head in stage.heads if isinstance(head, GridHead)]
+        self._fewest_points = max((grid.fewest_points for grid in grids), default=1)
+        self._fused = None if grids else Fused.of(self.form, program.dtype)
         self.work_per_point = sum(stage.work_per_point for stage in self._stages)
         self._num_outputs = math.prod(self.form.output.shape)
         self._cells_per_point = max([1, self._num_outputs, *(stage.cells_per_point for stage in self._stages)])
@@ -100,25 +102,11 @@ class NumpyEngine:
         fused = None if self._fused is None else self._fused.run(batch, is_compiled)
         streamed = partial(self._streamed, is_compiled=is_compiled)
         run, cells = (streamed, self._cells_per_point) if fused is None else (fused, self._num_outputs)
-        parts = min(MOST_PARTS, 1 + batch * self.work_per_point // SCORES_PER_THREAD)
-        most = CELLS_PER_POINT_BLOCK // max(1, cells), SCORES_PER_POINT_BLOCK // max(1, self.work_per_point)
-        step = max(1, min(*most, -(-batch // parts)))
         out = np.empty((batch, self._num_outputs), self._dtype)
-        if fused is not None and batch == step and progress is None:
-            if not fused(u, out, *ends) and limits is not None:
-                raise OutsideLimits
-            return out.reshape(batch, *self._output_shape)
-        starts = range(0, batch, step)
-
-        def work(start: int) -> None:
-            if not run(u[start : start + step], out[start : start + step], *ends) and limits is not None:
-                raise OutsideLimits
-
-        threads = min(CORES, parts, len(starts))
-        with ThreadPoolExecutor(threads) if threads > 1 else nullcontext() as pool:
-            for done, _ in enumerate(pool.map(work, starts) if pool else map(work, starts), 1):
-                if progress:
-                    progress(done / len(starts))
+        fewest = 1 if is_compiled else self._fewest_points
+        is_inside = in_parts(run, u, out, ends, cells, self.work_per_point, fewest=fewest, progress=progress)
+        if not is_inside and limits is not None:
+            raise OutsideLimits
         return out.reshape(batch, *self._output_shape)
 
     def _variables(self, inputs: tuple[np.ndarray, ...]) -> Float[np.ndarray, "batch variables"]:
@@ -150,6 +138,65 @@ class NumpyEngine:
             u = stage(u, is_compiled=is_compiled)
         out[:] = self.form.output(u).reshape(len(u), self._num_outputs)
         return is_inside
+
+
+def in_parts(
+    run: RunBlock,
+    u: Float[np.ndarray, "batch variables"],
+    out: Float[np.ndarray, "batch outputs"],
+    limits: Limits,
+    cells_per_point: int,
+    work_per_point: int,
+    *,
+    fewest: int = 1,
+    threads: int | None = None,
+    progress: FractionDone | None = None,
+) -> bool:
+    """Set the outputs, in parts that threads take. Return whether all variables are within the limits.
+
+    A part has `fewest` points or more if two parts are left, and memory allows. The calling thread takes parts like the
+    others, because starting a thread takes 0.1 ms. No part starts once another one has found a variable beyond its
+    limits.
+    """
+    batch = len(u)
+    parts = min(MOST_PARTS, 1 + batch * work_per_point // SCORES_PER_THREAD)
+    most = CELLS_PER_POINT_BLOCK // max(1, cells_per_point), SCORES_PER_POINT_BLOCK // max(1, work_per_point)
+    step = max(1, min(*most, -(-batch // parts)), min(fewest, 2 * most[0], -(-batch // 2)))
+    if batch == step and progress is None:
+        return run(u, out, *limits)
+    starts, done, is_inside = SimpleQueue[int](), list[int](), True
+    for start in range(0, batch, step):
+        starts.put(start)
+    count = starts.qsize()
+
+    def take_parts(progress: FractionDone | None = None) -> None:
+        nonlocal is_inside
+        with suppress(Empty):
+            while True:
+                start = starts.get_nowait()
+                if is_inside and not run(u[start : start + step], out[start : start + step], *limits):
+                    is_inside = False
+                done.append(start)
+                if progress:
+                    progress(len(done) / count)
+
+    others = min(CORES if threads is None else threads, parts, count) - 1
+    if others < 1:
+        take_parts(progress)
+        return is_inside
+    with ThreadPoolExecutor(others) as pool:
+        taken = [pool.submit(take_parts) for _ in range(others)]
+        try:
+            take_parts(progress)
+        finally:
+            with suppress(Empty):  # after an error, no new part starts
+                while True:
+                    starts.get_nowait()
+        for other in taken:
+            other.result()
+    if progress:
+        progress(1.0)
+    return is_inside
 
 
 @cache

@@ -25,9 +25,11 @@ exponential for each key, as all other heads do.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Context, Decimal
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 
@@ -37,6 +39,15 @@ from attnc.numerics.rounding import UNIT_ROUNDOFF
 EXPONENTIAL_ULPS = 1.25
 """The largest error of an exponential whose powers are weights, in ulp. The compiled one is within 1.2, numpy's within
 1 (`attnc doctor` measures both)."""
+LOG2_E = Fraction("1.44269504088896340735992468100189213742664595415298593413545")
+"""log₂ e with 60 digits: coefficients are rounded once."""
+POWER_OF_TWO = (
+    *(0.6931471805599453, 0.24022650695910097, 0.0555041086648216, 0.009618129107606888, 0.0013333558146416936),
+    *(0.0001540353044173605, 1.525273382983612e-05, 1.321544258792169e-06, 1.0178062445845774e-07),
+    *(7.072585949269223e-09, 4.4549605981865186e-10),
+)
+"""The coefficients of a polynomial that interpolates (2^r − 1)/r in Chebyshev nodes of |r| ≤ ½. The relative error of
+1 + r·polynomial(r) is 8.5e-18 besides rounding."""
 MOST_POWERS = 32
 """The largest number of keys whose weights are powers: the bound above has room for no more."""
 GROUP = 8
@@ -57,32 +68,31 @@ class Powers:
     reach: float
     coefficients: Float[np.ndarray, " keys"]
 
-    @property
-    def num_groups(self) -> int:
-        return -(-len(self.coefficients) // GROUP)
-
     def weights(self, x: Float[np.ndarray, " batch"]) -> Float[np.ndarray, "keys batch"]:
         """Return the weights, up to a factor that all keys share, for |x| ≤ reach."""
         keys = len(self.coefficients)
-        found = np.empty((self.num_groups * GROUP, len(x)))
+        found = np.empty((keys, len(x)))
         found[0], found[1] = 1.0, np.exp(self.step * x)
-        np.multiply(found[1], found[1], out=found[2])
-        np.multiply(found[2], found[1:3], out=found[3:5])
-        np.multiply(found[4], found[1:4], out=found[5:8])
-        eighth = found[4] * found[4] if self.num_groups > 1 else None
-        for start in range(GROUP, len(found), GROUP):
-            found[start] = eighth if start == GROUP else found[start - GROUP] * eighth
-            np.multiply(found[start], found[1:GROUP], out=found[start + 1 : start + GROUP])
-        found = found[:keys]
+        for start, end, base in _products(keys):
+            np.multiply(found[base], found[start - base : end - base], out=found[start:end])
         found *= self.coefficients[:, None]
         return found
 
-    def packed(self, values: Float[np.ndarray, "keys columns"]) -> Float[np.ndarray, " numbers"]:
-        """Return step, reach, and for each group 8 coefficients, then 8 values of each column. Missing ones are 0."""
-        rows = np.zeros((self.num_groups * GROUP, 1 + values.shape[1]))
-        rows[: len(values)] = np.column_stack([self.coefficients, values])
-        groups = rows.reshape(self.num_groups, GROUP, -1).transpose(0, 2, 1)
-        return np.concatenate([[self.step, self.reach], groups.ravel()])
+
+def _products(keys: int) -> Iterator[tuple[int, int, int]]:
+    """Return (start, end, base): the powers from start to end − 1 are the base-th power times lower ones."""
+    later = [part for k in range(2 * GROUP, keys, GROUP) for part in ((k, k + 1, GROUP), (k + 1, k + GROUP, k))]
+    for start, end, base in ((2, 3, 1), (3, 5, 2), (5, 8, 4), (8, 9, 4), (9, 16, 8), *later):
+        if start < keys:
+            yield start, min(end, keys), base
+
+
+def raised(first: Any, keys: int) -> list[Any]:
+    """Return the powers 0 to keys − 1 of an array of any kind. The first of them is a number."""
+    powers = [1.0, first]
+    for start, end, base in _products(keys):
+        powers += [powers[base] * powers[k - base] for k in range(start, end)]
+    return powers
 
 
 def as_powers(
@@ -102,8 +112,7 @@ def as_powers(
     top, context = Decimal(float(offsets.max())), Context(prec=40)
     exact = (context.exp(context.subtract(Decimal(float(c)), top)) for c in offsets)
     coefficients = np.array([float(c) for c in exact])
-    most = -(-keys // GROUP) * GROUP - 1  # powers of missing keys are computed, too
-    return Powers(step, LARGEST_EXPONENT / most / abs(step), coefficients)
+    return Powers(step, LARGEST_EXPONENT / (keys - 1) / abs(step), coefficients)
 
 
 def _common_step(slopes: Float[np.ndarray, " keys"], u: float, is_product_counted: bool) -> float | None:

@@ -6,10 +6,11 @@ has a row of scores for each key, and its softmax runs over these rows. With mor
 has a row of its own. A mask becomes gathering: a query gets only the keys that it sees. So work grows with the visible
 keys, and no score is ever −∞.
 
-Without a gradient, points are taken in blocks that stay in the cache. With a gradient, blocks of points and pieces of
-the queries of a head have about CELLS_PER_TORCH_BLOCK array cells. With more than one such block, only the inputs are
-kept, and backward computes every block again. Gradients then cost one more evaluation, but no more memory. A compiled
-or exported module takes all points at once.
+Without a gradient, a program with few keys runs in the compiled loops of `fused_numba`, on the memory of the tensors,
+if numba is installed. Else points are taken in blocks that stay in the cache. With a gradient, blocks of points and
+pieces of the queries of a head have about CELLS_PER_TORCH_BLOCK array cells. With more than one such block, only the
+inputs are kept, and backward computes every block again. Gradients then cost one more evaluation, but no more memory. A
+compiled or exported module takes all points at once.
 """
 
 from __future__ import annotations
@@ -20,17 +21,20 @@ from typing import Any
 
 import numpy as np
 
+from attnc.engines.fused import Fused
+from attnc.engines.numpy_engine import has_numba, in_parts
 from attnc.engines.query_pieces import QueryPieces
 from attnc.engines.torch_module import Limits, ProgramModule, key_mix
 from attnc.engines.torch_rows import FEWEST_POINTS, Average, FewKeys, Prepared, Row, is_plain, row_of
 from attnc.errors import MissingExtra
-from attnc.ir.normal_form import AttentionStage, FloatForm, FoldedHead, SoftmaxStage, normal_form, pruned
+from attnc.ir.normal_form import AttentionStage, FloatForm, FoldedHead, NormalForm, SoftmaxStage, normal_form, pruned
 from attnc.ir.program import Program
 from attnc.ir.summing import BLOCK, MOST_KEYS
 
 try:
     import torch
     from torch import Tensor, nn
+    from torch.autograd import forward_ad
     from torch.utils.checkpoint import checkpoint
 except ImportError as error:
     raise MissingExtra("to_torch needs", "torch", "torch", error) from error
@@ -50,6 +54,8 @@ KEPT_BYTES = 2**25 - 2**16
 DENSE_CELLS = 2**16
 """Maximum number of entries of a linear map that is always dense: 512 KiB. A larger map that is mostly zeros is
 sparse."""
+MOST_COMPARED = 2**15
+"""The largest number of stored numbers that are compared before compiled loops run: in about 10 µs."""
 
 
 def to_torch(
@@ -107,13 +113,24 @@ class TorchNetwork(ProgramModule):
         self.points_evaluated = max(1, min(CELLS_PER_TORCH_BLOCK // most, SCORES_PER_TORCH_BLOCK // largest))
         if block != AUTO:
             self.points_per_block = self.points_evaluated = sys.maxsize if block is None else int(block)
+        self._loops = _CompiledLoops.of(form, program.dtype, _stored(_parts(self)))
 
     @property
     def dtype(self) -> torch.dtype:
         return self.readout.constant.dtype
 
     def _outputs(self, variables: Tensor) -> Tensor:
-        return self._in_blocks(variables.mT).mT
+        compiled = self._compiled(variables)
+        return self._in_blocks(variables.mT).mT if compiled is None else compiled
+
+    def _compiled(self, u: Tensor) -> Tensor | None:
+        """Return the outputs by compiled loops: (batch, outputs). None: a gradient, a tracer or a hook needs more."""
+        if self._loops is None or torch.compiler.is_compiling() or u.shape[0] < FEWEST_POINTS or not u.shape[1]:
+            return None
+        if torch.is_autocast_enabled("cpu") or _is_observed() or not is_plain(u.mT):
+            return None
+        parts = _parts(self)
+        return None if any(map(_is_watched, parts)) else self._loops(u, _stored(parts))
 
     def _in_blocks(self, u: Tensor) -> Tensor:
         """Return the outputs (outputs, batch) for the variables (variables, batch)."""
@@ -141,6 +158,83 @@ class TorchNetwork(ProgramModule):
             )
             return row(list(u), u.dtype)[None]
         return output.batched(u).flatten(0, 1)
+
+
+class _CompiledLoops:
+    """Runs the instructions of a program on the memory of tensors, as long as the stored numbers are those it has."""
+
+    def __init__(self, loops: Fused, work_per_point: int, stored: list[Tensor]) -> None:
+        self._loops, self._work_per_point, self._kept = loops, work_per_point, _joined(stored)
+        most = np.full(loops.num_inputs, np.inf, loops.dtype)
+        self._limits = -most, most
+
+    @classmethod
+    def of(cls, form: NormalForm, dtype: np.dtype[Any], stored: list[Tensor]) -> _CompiledLoops | None:
+        """Return None without numba, or if there are too many keys or numbers."""
+        if not has_numba() or sum(each.numel() for each in stored) > MOST_COMPARED:
+            return None
+        loops = Fused.of(form, dtype)
+        return None if loops is None else cls(loops, sum(_num_scores(stage) for stage in form.stages), stored)
+
+    def __call__(self, u: Tensor, stored: list[Tensor]) -> Tensor | None:
+        """Return the outputs, or None if a stored number has changed, or is not a plain number of a CPU."""
+        for each in stored:
+            if (
+                type(each) is not Tensor
+                or each.device.type != "cpu"
+                or (each.requires_grad and torch.is_grad_enabled())
+            ):
+                return None
+        kept, now = self._kept, _joined(stored)
+        if [each.dtype for each in now] != [each.dtype for each in kept] or not all(map(torch.equal, kept, now)):
+            return None
+        run = self._loops.run(u.shape[0], True)
+        assert run is not None
+        out = u.new_empty(u.shape[0], self._loops.num_outputs)
+        points, found = u.detach().numpy(), out.numpy()
+        in_parts(run, points, found, self._limits, 1, self._work_per_point, threads=torch.get_num_threads())
+        return out
+
+    def __getstate__(self) -> dict[str, object]:
+        return self.__dict__ | {"_loops": self._loops.without_caches()}  # compiled functions cannot be pickled
+
+
+def _parts(module: nn.Module) -> list[nn.Module]:
+    """Return a module and those in it. `nn.Module.modules` takes ten times as long."""
+    found = [module]
+    for part in found:
+        found += [each for each in part._modules.values() if each is not None]
+    return found
+
+
+def _stored(parts: list[nn.Module]) -> list[Tensor]:
+    """Return all stored tensors."""
+    both = [stored for part in parts for stored in (part._buffers, part._parameters) if stored]
+    return [each for stored in both for each in stored.values() if each is not None]
+
+
+def _joined(stored: list[Tensor]) -> list[Tensor]:
+    """Return all floating-point numbers in one tensor, and all indices in another."""
+    parts = (
+        [each.ravel() for each in stored if each.is_floating_point()],
+        [each.ravel() for each in stored if not each.is_floating_point()],
+    )
+    return [torch.cat(part) for part in parts if part]
+
+
+def _num_scores(stage: Any) -> int:
+    heads = stage.heads if isinstance(stage, AttentionStage) else ()
+    return sum(head.queries.shape[0] * head.keys.shape[0] for head in heads)
+
+
+def _is_observed() -> bool:
+    """Return whether a tracer, a mode, a transform of torch.func or a forward derivative watches operations."""
+    modes = torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()
+    return (
+        bool(modes or torch._C._get_tracing_state())
+        or forward_ad._current_level >= 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
+    )
 
 
 def _by_blocks(run: Callable[[Tensor], Tensor], step: int, u: Tensor) -> Tensor:

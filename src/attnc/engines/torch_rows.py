@@ -26,7 +26,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from attnc.engines.powers import GROUP, LARGEST_EXPONENT, LARGEST_VALUE, as_powers
+from attnc.engines.powers import GROUP, LARGEST_EXPONENT, LARGEST_VALUE, LOG2_E, as_powers
 from attnc.errors import MissingExtra
 from attnc.ir.rounding import NEGLIGIBLE
 
@@ -37,8 +37,6 @@ try:
 except ImportError as error:
     raise MissingExtra("to_torch needs", "torch", "torch", error) from error
 
-LOG2_E = Fraction("1.44269504088896340735992468100189213742664595415298593413545")
-"""log₂ e with 60 digits: coefficients are rounded once."""
 FEWEST_POINTS = 512
 """The smallest number of points for which rows are used: comparing the stored numbers has a fixed cost. This value was
 not measured."""
