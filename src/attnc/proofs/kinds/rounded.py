@@ -46,8 +46,8 @@ class StageRounding:
         return self.over(centres, radii, enough, for_any_weights=for_any_weights)
 
     def negligible(self, goal: float, *, for_any_weights: bool = False) -> Float[np.ndarray, "1 outputs"] | None:
-        """Return the bound over the box if it is negligible beside the goal, else None."""
-        if self.box is None:
+        """Return the bound over the box if it is negligible beside the goal, else None. Without a goal nothing is."""
+        if self.box is None or goal == np.inf:
             return None
         whole = self._without_weights if for_any_weights else self._with_weights
         return whole if whole.max(initial=0.0) <= NEGLIGIBLE_SHARE * goal else None
