@@ -79,8 +79,7 @@ class ExpressionTarget(Target):
         ranges, gradients = self.expression.ranges_and_gradients(cells, violations="infinite")
         rises, falls, middle = gradients.lo >= 0, gradients.hi <= 0, cells.mid
         change = self._change(cells, middle, gradients, rises | falls)
-        ends = (part[:, None] for part in (cells.lo, cells.hi, middle))  # of the same shape as the gradients
-        at_lo, at_hi, between = ends
+        at_lo, at_hi, between = (part[:, None] for part in (cells.lo, cells.hi, middle))  # one for all outputs
         least = np.where(rises, at_lo, np.where(falls, at_hi, between))
         most = np.where(rises, at_hi, np.where(falls, at_lo, between))
         n, outputs, d = gradients.shape
