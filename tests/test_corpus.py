@@ -51,6 +51,11 @@ def met(corpus):
         ({"error": "timed out"}, "worse", "compiled → timed out"),
         ({"eps": 1e-2}, "worse", "eps 0.001 → 0.01"),
         ({"num_anchors": 9}, "better", "anchors 10 → 9"),
+        ({"num_anchors": 9, "bound": 9e-4}, "better", "anchors 10 → 9; looser: bound"),
+        ({"num_anchors": 9, "also_bound": 9e-4}, "worse", "looser: also_bound"),
+        ({"num_anchors": 11, "num_parameters": 39}, "worse", "anchors 10 → 11"),
+        ({"num_anchors": 11, "num_parameters": 39, "construction": "graded"}, "changed", "anchors 10 → 11"),
+        ({"num_anchors": 11, "construction": "graded"}, "worse", "anchors 10 → 11"),
         ({"bound": 4e-4}, "better", "closer: bound"),
         ({"bound": 5.1e-4}, "changed", "bound 0.0005 → 0.00051"),
         ({"leaves": 9, "complete": False}, "changed", "leaves 8 → 9; complete True → False"),
@@ -93,6 +98,22 @@ def test_a_baseline_is_read_as_it_was_written(corpus, met, tmp_path):
     records = {"sin(x)": met, "1/x": corpus["Record"](0.1, "DomainError")}
     corpus["write"](tmp_path / "baseline.json", 0.5, records)
     assert corpus["read"](tmp_path / "baseline.json") == (0.5, records)
+
+
+def test_a_larger_bound_far_below_eps_is_not_worse(corpus, met):
+    exact = replace(met, bound=1e-15)
+    assert corpus["compared"](replace(met, bound=2e-15), exact)[0] == "changed"
+    assert corpus["compared"](replace(met, bound=2e-9), exact)[0] == "worse"
+
+
+def test_times_of_a_baseline_can_be_kept(corpus, met, tmp_path):
+    path, name = tmp_path / "baseline.json", "auto sin(x) 1e-06"
+    corpus["write"](path, 0.5, {name: met})
+    smaller = replace(met, num_anchors=9, compile_seconds=4.0)
+    corpus["write_some"](path, 1.0, {name: smaller}, keeps_times=True)
+    assert corpus["read"](path) == (0.5, {name: replace(smaller, compile_seconds=1.0)})
+    corpus["write_some"](path, 1.0, {name: smaller})
+    assert corpus["read"](path)[1][name].compile_seconds == 2.0
 
 
 def test_cases_and_baseline_are_the_same(corpus):

@@ -29,6 +29,7 @@ from attnc.exports.tensors import encode
 from attnc.network import Network
 from attnc.numerics.arithmetic import require_no_fault
 from attnc.numerics.limits import OutOfTime, time_limit, time_share
+from attnc.numerics.quiet import quiet
 from attnc.numerics.threads import one_thread
 from attnc.planning import DEFAULT_SECONDS, candidates, without_overflow
 from attnc.proving import prove
@@ -168,7 +169,7 @@ def compile(  # the public name; this module does not need the builtin
         request.require_representable(target)
         tiny = normal_numbers(target, request)
         # A number that overflows is not finite. No construction uses it, and no bound is made of it.
-        with one_thread(), np.errstate(all="ignore"):
+        with one_thread(), quiet():
             try:
                 with time_share(1 - SEARCH_SHARE):
                     found = _within_eps(target, request)

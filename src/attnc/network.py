@@ -28,6 +28,7 @@ from attnc.ir.spec import check
 from attnc.numerics.arithmetic import warn_of_fault
 from attnc.numerics.arrays import Float, real_array
 from attnc.numerics.limits import OutOfTime, time_limit
+from attnc.numerics.quiet import quiet
 from attnc.numerics.rounding import LARGEST, UNIT_ROUNDOFF
 from attnc.proofs.certificate import Certificate, Standing
 from attnc.proofs.observed import observed_error, sample_with_tails
@@ -297,7 +298,7 @@ class Network:
             return claim.bound
         target, p = ExpressionTarget(Expression.parse(self.expression), part), float(claim.norm)
         # The functions of the heads in the certificate are not trusted: the proof may raise ProgramError for them.
-        with np.errstate(all="ignore"), suppress(ProgramError, OutOfTime), time_limit(seconds, counted=seconds):
+        with quiet(), suppress(ProgramError, OutOfTime), time_limit(seconds, counted=seconds):
             request = ProofRequest(
                 p=p,
                 observed=observed_error(self.at, target, self.work_per_point, p),
@@ -590,7 +591,7 @@ class Network:
         checked = self._in_box(arrays, outside)
         if is_safe:
             return self._engine(*checked, is_compiled=is_compiled, progress=progress)
-        with np.errstate(over="ignore", invalid="ignore"):
+        with quiet():
             outputs = self._engine(*checked, is_compiled=is_compiled, progress=progress)
         lost = np.flatnonzero(~np.isfinite(outputs).reshape(len(outputs), -1).all(axis=1))
         if len(lost):
@@ -1120,7 +1121,7 @@ class Network:
         # A tail is sampled out to 1/√u widths of the core. There, half of the digits of a score are left. At 1/u,
         # rounding allows any value.
         flat = sample_with_tails(self.box, core, count, UNIT_ROUNDOFF[self.dtype] ** -0.5)
-        with np.errstate(over="ignore", invalid="ignore"):
+        with quiet():
             inputs = split_columns(flat, self.program.input_shapes)
             expected = self.program(*inputs)
             kept = np.isfinite(expected).reshape(len(flat), -1).all(axis=1)

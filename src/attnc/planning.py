@@ -21,6 +21,7 @@ from attnc.constructions.construction import (
 )
 from attnc.errors import AttncError, BoundNotMet, InputError, ProgramError, positive_number, real_number
 from attnc.numerics.limits import OutOfTime, check_time, is_time_over, time_limit, time_share
+from attnc.numerics.quiet import quiet
 from attnc.numerics.threads import one_thread
 from attnc.targets.box import BoxLike
 from attnc.targets.sources import as_target
@@ -172,7 +173,7 @@ def _accept(construction: Construction, target: Target, request: Request) -> Non
 def without_overflow(work: Callable[[], T], target: Target) -> T:
     """Return the result of the work. Raise InputError if the target has too large or too small numbers for it."""
     try:
-        with np.errstate(all="ignore"):  # a number that overflows is not finite, and is refused
+        with quiet():  # a number that overflows is not finite, and is refused
             return work()
     except (np.linalg.LinAlgError, ProgramError) as failure:
         raise InputError(

@@ -26,6 +26,7 @@ from attnc.errors import InputError, positive_number
 from attnc.ir.soft_head import SoftHead
 from attnc.numerics.arrays import Float
 from attnc.numerics.limits import time_limit
+from attnc.numerics.quiet import quiet
 from attnc.numerics.rounding import up
 from attnc.proofs.leaves_prover import LeavesProver
 from attnc.proofs.prover import ProofRequest
@@ -175,6 +176,6 @@ def proved_error(keys: SoftHead[np.ndarray], text: str, domain: tuple[float, flo
     circuit = Circuit(["x"])
     program = circuit.build([circuit.apply(keys, circuit.input(0), name="gate")], (), "float64")
     target = ExpressionTarget(Expression.parse(text), Box.parse({"x": domain}))
-    with np.errstate(all="ignore"), time_limit(counted=GATE_PROOF_SECONDS):
+    with quiet(), time_limit(counted=GATE_PROOF_SECONDS):
         found = LeavesProver().prove(program, target, ProofRequest(observed=seen, eps=eps))
     return float(found.bound)

@@ -29,6 +29,7 @@ from attnc.converting.report import BlockOnBox, OnBox
 from attnc.errors import InputError
 from attnc.numerics.bound import Bound, Term
 from attnc.numerics.intervals import Interval
+from attnc.numerics.quiet import quiet
 from attnc.numerics.rounding import LIBM_ASSUMPTION, engine_assumption, up
 from attnc.targets.box import BoxLike
 from attnc.targets.linear import feature_box
@@ -52,7 +53,7 @@ def on_box(original: nn.Module, converted: nn.Module, box: BoxLike | tuple[float
     tokens = _tokens(example)
     domain = feature_box(box, _width(original, example))
     x = Reached.of(Interval(domain.lo, domain.hi), walk.dtype, MAX_TOKENS if tokens is None else tokens)
-    with np.errstate(all="ignore"):
+    with quiet():
         try:
             walk.mark("", x)
             y = walk.through("", x)

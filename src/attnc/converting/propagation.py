@@ -26,6 +26,7 @@ from attnc.numerics import elementary
 from attnc.numerics.affine_forms import AffineForm, norm_up
 from attnc.numerics.arrays import Float
 from attnc.numerics.intervals import Interval
+from attnc.numerics.quiet import quiet
 from attnc.numerics.rounding import ENGINE_ULPS, UNIT_ROUNDOFF, Array, gamma, up
 from attnc.targets.expressions.expression import Expression
 
@@ -228,7 +229,7 @@ def _chord(enclose: Callable[[Interval], Enclosed], x: Interval) -> tuple[Vector
     away = cells - middles
     ranges = ranges.intersect(at_middles + slopes * away)
     ends, _ = enclose(Interval.point(np.stack([x.lo, x.hi], axis=1)))
-    with np.errstate(all="ignore"):
+    with quiet():
         slope = (ends.mid[:, 1] - ends.mid[:, 0]) / (x.hi - x.lo)
     slope = np.where(np.isfinite(slope), slope, 0.0)
     each = Interval.point(slope[:, None])
@@ -285,7 +286,7 @@ def _rounding_on_cells(keys: tuple[tuple[float, ...], ...], dtype: str, reach: f
         ahead = each * Interval(between[0].lo[None], between[0].hi[None]) + Interval(
             between[1].lo[None], between[1].hi[None]
         )  # s_j − s_k, of shape (cells, j, k)
-        with np.errstate(all="ignore"):
+        with quiet():
             weights = up(1 / elementary.exp(ahead).lo.sum(axis=1)) * SLACK  # w_k = 1/Σ_j e^{s_j − s_k}
             weights = np.minimum(weights, 1.0)
             logs = -ahead.lo.max(axis=1)  # an upper bound of log w_k

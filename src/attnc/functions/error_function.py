@@ -19,10 +19,11 @@ from attnc.functions.gate_table import ERF as ERF_TABLE
 from attnc.functions.gate_table import GELU as GELU_TABLE
 from attnc.functions.logistic import ramp_slope_beyond
 from attnc.numerics import elementary
-from attnc.numerics.elementary import PI, increasing, piecewise_monotone, quiet
+from attnc.numerics.elementary import PI, increasing, piecewise_monotone
 from attnc.numerics.intervals import Interval
 from attnc.numerics.jet_equations import derivative, integrate, number
 from attnc.numerics.jets import Jet, add, multiply, negate, scale
+from attnc.numerics.quiet import quietly
 from attnc.numerics.rounding import LARGEST, Array
 
 SQRT_2 = elementary.sqrt(Interval.point(2.0))
@@ -67,7 +68,7 @@ def _where_bell_counts(t: Array) -> Interval:
     return Interval.point(np.clip(t, -BELL_VANISHES, BELL_VANISHES))
 
 
-@quiet
+@quietly
 def _gelu_at(t: Array) -> Interval:
     """tΦ(t), with 0 ≤ t − gelu(t) ≤ φ(t) for t ≥ 0 and −φ(t) ≤ gelu(t) ≤ 0 for t ≤ 0 (Mills' ratio)."""
     x = _where_bell_counts(t)

@@ -25,10 +25,11 @@ from attnc.functions.function import (
 )
 from attnc.functions.gate_recipes import ExactKeys, FittedKeys
 from attnc.functions.gate_table import SOFTPLUS as SOFTPLUS_TABLE
-from attnc.numerics.elementary import increasing, piecewise_monotone, quiet
+from attnc.numerics.elementary import increasing, piecewise_monotone
 from attnc.numerics.intervals import Interval
 from attnc.numerics.jet_equations import derivative, integrate, number, riccati
 from attnc.numerics.jets import Jet, add, multiply, scale
+from attnc.numerics.quiet import quietly
 from attnc.numerics.rounding import LARGEST, LIBM_ULPS, Array
 
 LOGISTIC_ULPS = LIBM_ULPS + 2  # one exponential, one sum and one quotient
@@ -47,7 +48,7 @@ SILU_SLOPE_TURNS = (
 # Values and ranges
 
 
-@quiet
+@quietly
 def logistic(x: Array) -> Array:
     """Return 1/(1 + e⁻ˣ) in float64. scipy's expit is 0 below −709, where this still has all its digits."""
     e = np.exp(-np.abs(x))

@@ -12,11 +12,11 @@ import numpy as np
 from attnc.functions.exponential import EXP, LOG
 from attnc.functions.function import DomainRule, ElementaryFunction, Gradient, added, at_least, scaled
 from attnc.numerics import elementary
-from attnc.numerics.elementary import quiet
 from attnc.numerics.intervals import Interval
 from attnc.numerics.jet_balls import Ball
 from attnc.numerics.jet_equations import analytic, number, power_jet, quotient
 from attnc.numerics.jets import Jet, constant, multiply, scale
+from attnc.numerics.quiet import quietly
 from attnc.numerics.rounding import LIBM_ULPS, Array, down, is_short, up
 
 N = TypeVar("N", Array, Jet)
@@ -51,7 +51,7 @@ POSITIVE_BASE = DomainRule(
 # Ranges: integer exponents on all reals, real exponents on positive bases
 
 
-@quiet
+@quietly
 def power(x: Interval, n: int) -> Interval:
     """tⁿ for an integer n (t⁰ = 1): even powers are ≥ 0, negative ones 1/t^|n|."""
     if n < 0:
@@ -102,7 +102,7 @@ def _by_squaring(x: N, n: int, product: Callable[[N, N], N]) -> N:
     return result
 
 
-@quiet
+@quietly
 def real_power(x: Interval, y: Interval) -> Interval:
     """sᵗ for s ≥ 0. It is monotone in s and in t, so the extremes are at the four corners. [−∞, ∞] for negative s."""
     bottom = np.maximum(x.lo, 0.0) + 0.0  # + 0.0 makes −0 into 0, whose negative powers are +∞

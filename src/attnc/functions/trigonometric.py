@@ -13,7 +13,7 @@ from attnc.functions.gate_recipes import FittedKeys, TableRow
 from attnc.functions.gate_table import ATAN as ATAN_TABLE
 from attnc.functions.powers import positive_power_jet
 from attnc.numerics import elementary
-from attnc.numerics.elementary import PI, increasing, quiet
+from attnc.numerics.elementary import PI, increasing
 from attnc.numerics.intervals import Interval
 from attnc.numerics.jet_balls import Ball
 from attnc.numerics.jet_equations import (
@@ -25,6 +25,7 @@ from attnc.numerics.jet_equations import (
     sine_and_cosine,
 )
 from attnc.numerics.jets import Jet, add, multiply, negate
+from attnc.numerics.quiet import quietly
 from attnc.numerics.rounding import LIBM_ULPS, SINE_SLACK, Array, Mask, down, up
 
 MAX_REDUCED = 2.0**20  # beyond it the reduction of an argument by π is not trusted
@@ -54,7 +55,7 @@ def _wave(f: Callable[[Array], Array], x: Interval, top: float, bottom: float) -
     return Interval(low, high)
 
 
-@quiet
+@quietly
 def sin_range(x: Interval) -> Interval:
     """sin t, with |t| − |t|³/6 ≤ |sin t| ≤ |t| on [−1.5, 1.5], where it grows, and its sign on (−π, π)."""
     y = _wave(np.sin, x, 0.25, -0.25)
@@ -70,21 +71,21 @@ def _small_sine(t: Array) -> Array:
     return down(t * down(1 - up(t * t) / 6, 2))
 
 
-@quiet
+@quietly
 def cos_range(x: Interval) -> Interval:
     """cos t, and cos 0 = 1."""
     y = _wave(np.cos, x, 0.0, 0.5)
     return Interval(np.where((x.lo == 0) & (x.hi == 0), 1.0, y.lo), y.hi)
 
 
-@quiet
+@quietly
 def _may_have_pole(x: Interval) -> Mask:
     """Whether tan may have a pole (π/2 + kπ) in the interval. Beyond 2²⁰ a pole is assumed."""
     wild = (x.lo < -MAX_REDUCED) | (x.hi > MAX_REDUCED)
     return np.asarray(wild | _has_integer(x.lo * (1 / np.pi) - 0.5, x.hi * (1 / np.pi) - 0.5, POLE_SLACK))
 
 
-@quiet
+@quietly
 def tan_range(x: Interval) -> Interval:
     """tan t between two poles."""
     pole = _may_have_pole(x)
@@ -109,7 +110,7 @@ def asin_range(x: Interval) -> Interval:
     return increasing(np.arcsin, _in_domain(x), 0.0).entire_where((x.lo < -1) | (x.hi > 1))
 
 
-@quiet
+@quietly
 def acos_range(x: Interval) -> Interval:
     """arccos t ≥ 0 on [−1, 1], decreasing; arccos 1 = 0."""
     inside = _in_domain(x)

@@ -12,6 +12,7 @@ import numpy as np
 from attnc.errors import InputError
 from attnc.ir.layers import Affine, Attention, Layer
 from attnc.numerics.arrays import Float
+from attnc.numerics.quiet import quiet
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -114,7 +115,7 @@ class Program:
 
     def astype(self, dtype: str) -> Program:
         """Return the program with every weight rounded to a dtype."""
-        with np.errstate(over="ignore"):  # a weight that overflows is not finite, and `ir.spec` refuses it
+        with quiet():  # a weight that overflows is not finite, and `ir.spec` refuses it
             return replace(
                 self,
                 layers=tuple(layer.astype(dtype) for layer in self.layers),

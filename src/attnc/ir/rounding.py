@@ -29,6 +29,7 @@ from attnc.ir.layers import Affine, Attention, Head
 from attnc.ir.program import Program
 from attnc.ir.shapes import Stream, streams
 from attnc.numerics.arrays import Float
+from attnc.numerics.quiet import quiet
 from attnc.numerics.rounding import ENGINE_ULPS, UNIT_ROUNDOFF, gamma
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class _Analysed:
 def evaluation_error(program: Program, inputs: Sequence[np.ndarray]) -> Float[np.ndarray, "batch ..."]:
     """Bound, for every output entry, |any evaluation in the program's dtype − the exact value|."""
     bounds, (memory, main) = np.zeros((len(inputs[0]), *program.output_shape)), streams(program)
-    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+    with quiet():
         for i in range(len(inputs[0])):
             first, second = _analysed_inputs(program, [given[i : i + 1] for given in inputs])
             remembered = _run(memory, second, second, str(program.dtype))

@@ -13,16 +13,16 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from attnc.numerics.intervals import Interval
+from attnc.numerics.quiet import quietly
 from attnc.numerics.rounding import LIBM_ULPS, Array, down, is_short, up
 
-quiet = np.errstate(all="ignore")
 TURN_SLACK = 2.0**-40  # turning points are stored as float64 numbers, whose error is far below this
 
 PI = Interval(np.array(np.pi), np.nextafter(np.pi, 4.0))
 E = Interval(np.array(np.e), np.nextafter(np.e, 3.0))
 
 
-@quiet
+@quietly
 def increasing(f: Callable[[Array], Array], x: Interval, zero: float | None = None, ulps: int = LIBM_ULPS) -> Interval:
     """Return [f(lo), f(hi)]. `zero` is the exact f(0), if it is a float."""
     lo, hi = down(f(x.lo), ulps), up(f(x.hi), ulps)
@@ -49,7 +49,7 @@ def piecewise_monotone(
     return Interval(lo, hi)
 
 
-@quiet
+@quietly
 def sqrt(x: Interval) -> Interval:
     """Return the range of √t. IEEE 754 rounds it correctly, and a short root whose square is t is exact."""
     low, high = np.sqrt(np.maximum(x.lo, 0.0)), np.sqrt(np.maximum(x.hi, 0.0))
@@ -58,14 +58,14 @@ def sqrt(x: Interval) -> Interval:
     return Interval(lo, hi).entire_where(x.lo < 0)
 
 
-@quiet
+@quietly
 def exp(x: Interval) -> Interval:
     """Return the range of eᵗ, with eᵗ ≥ 0 and e⁰ = 1."""
     y = increasing(np.exp, x, 1.0)
     return Interval(np.maximum(y.lo, 0.0), y.hi)
 
 
-@quiet
+@quietly
 def log(x: Interval) -> Interval:
     """Return the range of log t, which is −∞ at the end t = 0."""
     low, high = np.log(np.maximum(x.lo, 0.0)), np.log(np.maximum(x.hi, 0.0))

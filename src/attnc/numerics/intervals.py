@@ -17,12 +17,11 @@ import numpy.typing as npt
 
 from attnc.errors import InputError
 from attnc.numerics.arrays import Int
+from attnc.numerics.quiet import quietly
 from attnc.numerics.rounding import LARGEST, TINIEST, Array, Mask, add_down, add_up, is_short, square_down, square_up
 
-_quiet = np.errstate(all="ignore")
 
-
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, init=False)
 class Interval:
     """The sets [lo, hi], entry by entry. `lo` and `hi` are broadcast against each other."""
 
@@ -31,12 +30,13 @@ class Interval:
 
     __array_ufunc__ = None  # so that ndarray + Interval calls Interval.__radd__
 
-    def __post_init__(self) -> None:
-        lo, hi = np.asarray(self.lo, dtype=np.float64), np.asarray(self.hi, dtype=np.float64)
+    @quietly
+    def __init__(self, lo: npt.ArrayLike, hi: npt.ArrayLike) -> None:
+        lo, hi = np.asarray(lo, dtype=np.float64), np.asarray(hi, dtype=np.float64)
         if lo.shape != hi.shape:
             lo, hi = np.broadcast_arrays(lo, hi)
-        # A NaN endpoint fails the first test, and [∞, ∞] and [−∞, −∞], which hold no real number, fail the others.
-        legal = (lo <= hi) & (lo < np.inf) & (hi > -np.inf)
+        # The sign of a difference is exact. It is NaN for a NaN, and for [∞, ∞] and [−∞, −∞], which hold no real.
+        legal = lo - hi <= 0
         if np.count_nonzero(legal) < legal.size:
             i = np.unravel_index(int(np.argmin(legal)), legal.shape)
             raise InputError(f"[{lo[i]}, {hi[i]}] is not an interval: it needs lo <= hi, no NaN, and a real inside.")
@@ -103,7 +103,7 @@ class Interval:
         return np.minimum(np.maximum(lo * 0.5 + hi * 0.5, lo), hi)
 
     @property
-    @_quiet
+    @quietly
     def width(self) -> Array:
         """hi − lo, rounded up."""
         return add_up(self.hi, -self.lo)
@@ -140,17 +140,17 @@ class Interval:
     def __abs__(self) -> Interval:
         return Interval._legal(self.mig, self.mag)
 
-    @_quiet
+    @quietly
     def __add__(self, other: Interval | npt.ArrayLike) -> Interval:
         other = _interval(other)
         return Interval._legal(add_down(self.lo, other.lo), add_up(self.hi, other.hi))
 
-    @_quiet
+    @quietly
     def __sub__(self, other: Interval | npt.ArrayLike) -> Interval:
         other = _interval(other)
         return Interval._legal(add_down(self.lo, -other.hi), add_up(self.hi, -other.lo))
 
-    @_quiet
+    @quietly
     def __mul__(self, other: Interval | npt.ArrayLike) -> Interval:
         """Return the hull of the four products of ends, with 0·∞ = 0."""
         other = _interval(other)
@@ -161,7 +161,7 @@ class Interval:
             exact = [x & y for x in self._short_ends for y in other._short_ends]
         return _hull(corners, exact, self, other)
 
-    @_quiet
+    @quietly
     def __truediv__(self, other: Interval | npt.ArrayLike) -> Interval:
         """Return the quotients: [−∞, ∞] where 0 is inside the divisor, and one-sided where 0 is one end of it."""
         other = _interval(other)
@@ -190,7 +190,7 @@ class Interval:
     def __rtruediv__(self, other: npt.ArrayLike) -> Interval:
         return _interval(other) / self
 
-    @_quiet
+    @quietly
     def square(self) -> Interval:
         """t² ≥ 0."""
         return Interval._legal(square_down(self.mig), square_up(self.mag))

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from attnc.errors import InputError
+from attnc.numerics.quiet import is_quiet, quiet
 
 Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
@@ -55,13 +56,19 @@ def up(x: npt.ArrayLike, ulps: int = 1) -> Array:
     real within `ulps` units in the last place of x.
     """
     value: Array = np.asarray(x, dtype=np.float64)
-    with np.errstate(all="ignore"):
-        if ulps > 1:
-            # An overflowed x may stand for a value as small as the largest float less the error, hence the clip.
-            # One ulp of x is ≤ 2⁻⁵²|x| + 2⁻¹⁰⁷⁴; the half ulp lost by the sums here is won back by nextafter.
-            value = np.clip(value, -LARGEST, LARGEST)
-            value = value + (np.abs(value) * (ulps * 2.0**-52) + ulps * TINIEST)
-        return np.asarray(np.nextafter(value, np.inf))
+    if is_quiet():
+        return _up(value, ulps)
+    with quiet():
+        return _up(value, ulps)
+
+
+def _up(value: Array, ulps: int) -> Array:
+    if ulps > 1:
+        # An overflowed x may stand for a value as small as the largest float less the error, hence the limits.
+        # One ulp of x is ≤ 2⁻⁵²|x| + 2⁻¹⁰⁷⁴; the half ulp lost by the sums here is won back by nextafter.
+        value = np.minimum(np.maximum(value, -LARGEST), LARGEST)
+        value = value + (np.abs(value) * (ulps * 2.0**-52) + ulps * TINIEST)
+    return np.asarray(np.nextafter(value, np.inf))
 
 
 def down(x: npt.ArrayLike, ulps: int = 1) -> Array:

@@ -22,6 +22,16 @@ def triangular_factor(A: Float[np.ndarray, "rows columns"]) -> Float[np.ndarray,
     return np.where(_upper(A.shape[1]), packed[: A.shape[1]], 0.0)
 
 
+def triangular_solution(
+    R: Float[np.ndarray, "columns columns"], b: Float[np.ndarray, " columns"]
+) -> Float[np.ndarray, " columns"] | None:
+    """Return v with Rv = b for an upper triangular R, or None if R is singular."""
+    from scipy.linalg.lapack import dtrtrs
+
+    found, info = dtrtrs(R, b)
+    return found if info == 0 else None
+
+
 def singular_values(
     A: Float[np.ndarray, "rows columns"],
 ) -> tuple[Float[np.ndarray, "rows rank"], Float[np.ndarray, " rank"], Float[np.ndarray, "rank columns"]]:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from threadpoolctl import ThreadpoolController
 
 
 @contextmanager
@@ -13,8 +18,14 @@ def one_thread() -> Iterator[None]:
     The order of the sums in products and decompositions depends on the number of threads, and so do their last digits.
     The matrices are small here: waking threads would cost more than they save.
     """
-    import scipy.linalg  # noqa: F401  # a limit holds for the libraries that are loaded: this loads the one of scipy
-    from threadpoolctl import threadpool_limits
-
-    with threadpool_limits(1):
+    with _libraries().limit(limits=1):
         yield
+
+
+@functools.cache
+def _libraries() -> ThreadpoolController:
+    """Find the libraries of linear algebra, which takes 3 ms. They do not change once numpy and scipy have theirs."""
+    import scipy.linalg  # noqa: F401  # only libraries that are loaded are found: this loads the one of scipy
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()

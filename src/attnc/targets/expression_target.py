@@ -9,6 +9,7 @@ import numpy as np
 from attnc.errors import DomainError, InputError
 from attnc.numerics.arrays import Float
 from attnc.numerics.intervals import Interval
+from attnc.numerics.quiet import quiet
 from attnc.numerics.rounding import LIBM_ASSUMPTION, up
 from attnc.targets.box import Box
 from attnc.targets.expressions.expression import Expression
@@ -65,7 +66,7 @@ class ExpressionTarget(Target):
     def _change(self, cells: Interval, centres: Points, gradients: Interval, is_exempt: np.ndarray) -> Values:
         """Return Σ |∂_i f(cell)|·reach_i from the centres over all axes that are not exempt, rounded up."""
         reach = up(np.maximum(cells.hi - centres, centres - cells.lo))[:, None]
-        with np.errstate(invalid="ignore", over="ignore"):
+        with quiet():
             steps = np.where(is_exempt | (reach <= 0), 0.0, up(gradients.mag * reach))
             return np.nan_to_num(up(steps.sum(axis=2), self.box.d), nan=np.inf, posinf=np.inf)
 
@@ -78,15 +79,17 @@ class ExpressionTarget(Target):
         ranges, gradients = self.expression.ranges_and_gradients(cells, violations="infinite")
         rises, falls, middle = gradients.lo >= 0, gradients.hi <= 0, cells.mid
         change = self._change(cells, middle, gradients, rises | falls)
-        lo, hi = ranges.lo.copy(), ranges.hi.copy()
-        for j in range(self.num_outputs):
-            up_j, down_j = rises[:, j], falls[:, j]
-            least = np.where(up_j, cells.lo, np.where(down_j, cells.hi, middle))
-            most = np.where(up_j, cells.hi, np.where(down_j, cells.lo, middle))
-            at_least = self.expression.ranges(Interval.point(least), violations="infinite")
-            at_most = self.expression.ranges(Interval.point(most), violations="infinite")
-            lo[:, j] = np.maximum(lo[:, j], -up(change[:, j] - at_least.lo[:, j]))
-            hi[:, j] = np.minimum(hi[:, j], up(at_most.hi[:, j] + change[:, j]))
+        at_lo, at_hi, between = (part[:, None] for part in (cells.lo, cells.hi, middle))  # one for all outputs
+        least = np.where(rises, at_lo, np.where(falls, at_hi, between))
+        most = np.where(rises, at_hi, np.where(falls, at_lo, between))
+        n, outputs, d = gradients.shape
+        corners = np.stack([least, most]).reshape(-1, d)
+        at_corners = self.expression.ranges(Interval.point(corners), violations="infinite")
+        own = np.arange(outputs)  # each output has corners of its own
+        below = at_corners.lo.reshape(2, n, outputs, outputs)[0][:, own, own]
+        above = at_corners.hi.reshape(2, n, outputs, outputs)[1][:, own, own]
+        lo = np.maximum(ranges.lo, -up(change - below))
+        hi = np.minimum(ranges.hi, up(above + change))
         return Interval(lo, np.maximum(lo, hi))
 
     def describe(self) -> str:

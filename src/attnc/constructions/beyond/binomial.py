@@ -18,6 +18,7 @@ from attnc.constructions.fitting.stored_head import MeasuredHead, check_unary, m
 from attnc.errors import BoundNotMet, InputError, positive_number, whole_number
 from attnc.ir.soft_head import SoftHead
 from attnc.numerics.arrays import Float
+from attnc.numerics.quiet import quiet
 from attnc.numerics.threads import one_thread
 from attnc.targets.box import Box
 from attnc.targets.target import Target
@@ -208,7 +209,7 @@ class PolynomialSearch:
         """Return Chebyshev points in t = σ(δ(x − x₀)), and Chebyshev points in x where t changes."""
         first, last = np.clip(delta * (np.array([self.lo, self.hi]) - centre), -FLAT_ARGUMENT, FLAT_ARGUMENT).tolist()
         t = chebyshev(1 / (1 + math.exp(-first)), 1 / (1 + math.exp(-last)), 8 * num_keys + 40)
-        with np.errstate(divide="ignore"):
+        with quiet():
             bent = np.clip(np.log(t) - np.log1p(-t), first, last)
         straight = chebyshev(max(first, -40.0), min(last, 40.0), 4 * num_keys + 20)
         return np.unique(np.clip(centre + np.concatenate([bent, straight]) / delta, self.lo, self.hi))

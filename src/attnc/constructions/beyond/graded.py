@@ -29,6 +29,7 @@ from attnc.errors import BoundNotMet, DomainError, real_number
 from attnc.ir.soft_head import SoftHead
 from attnc.numerics.arrays import Float
 from attnc.numerics.bisection import least
+from attnc.numerics.quiet import quiet
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.numerics.threads import one_thread
 from attnc.targets.box import Box
@@ -418,7 +419,7 @@ def steepness(left: KeyGroup, right: KeyGroup, allowed: float) -> float:
     bend = _bend(right, kappa, x) - _bend(left, kappa, x)
 
     def error(B: float) -> float:
-        with np.errstate(over="ignore"):
+        with quiet():
             weight = 1 / (1 + np.exp(-(B * z + bend)))[:, None]
         return float(np.abs((1 - weight) * a + weight * b - f).max())
 

@@ -324,13 +324,15 @@ class SpectralSearch:
             return found
 
         def shorter(grid: Spectrum, i: int) -> Spectrum | None:
-            p, before = grid.axes[i].p, grid.axes[:i]
-            less = self._lines(before).best(p - 1 - p // 64, self._limit(i)) if p > 1 else None
-            if less is None:
-                return None
-            thinner = self.fitted((*before, less, *grid.axes[i + 1 :]))
-            is_small = thinner.largest <= max(grid.largest, self.max_value * self.size)
-            return thinner if thinner.error <= goal and is_small else None
+            p, before, most = grid.axes[i].p, grid.axes[:i], max(grid.largest, self.max_value * self.size)
+            for haste in HASTE[: len(grid.axes) - i] if p > 1 else ():  # the last axis has one limit, whatever it is
+                less = self._lines(before).best(p - 1 - p // 64, self._limit(i, haste))
+                thinner = None if less is None else self.fitted((*before, less, *grid.axes[i + 1 :]))
+                if thinner is None or thinner.error > goal:
+                    return None
+                if thinner.largest <= most:
+                    return thinner
+            return None
 
         return thinned(found, len(found.axes), shorter)
 

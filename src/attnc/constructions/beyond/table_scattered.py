@@ -30,6 +30,7 @@ from attnc.constructions.fitting.stored_head import StoredHead, stored
 from attnc.constructions.fitting.table_fit import TABLE_SHARE, TableFit, TableSearch, table_construction
 from attnc.ir.soft_head import SoftHead
 from attnc.numerics.arrays import Float, Int
+from attnc.numerics.quiet import quiet
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.numerics.threads import one_thread
 from attnc.targets.table import TableTarget
@@ -360,7 +361,7 @@ class _Points:
         """
         k = np.exp(-beta * self._apart**2)[:, None]
         half = np.abs(self.f - self.f[self._neighbours]) / 2
-        with np.errstate(divide="ignore", invalid="ignore"):
+        with quiet():
             halves = (1 + k) / -np.expm1(-beta * self._apart**2)[:, None] * half
         return np.nan_to_num(halves, nan=0.0, posinf=np.inf).max(axis=0)
 

@@ -25,6 +25,7 @@ from attnc.errors import InputError
 from attnc.ir.reference import softmax
 from attnc.ir.soft_head import SoftHead
 from attnc.numerics.arrays import Float, Int
+from attnc.numerics.quiet import quiet
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.numerics.small_matrices import singular_values
 
@@ -98,7 +99,7 @@ def _continued(gaps: Float[np.ndarray, " gaps"], count: int) -> Float[np.ndarray
     """Return the distances of `count` places beyond the first node. The gaps keep growing as they do at this end."""
     some = min(len(gaps) - 1, 1 + len(gaps) // 10)
     ratio = np.clip((gaps[0] / gaps[some]) ** (1 / max(1, some)), 1.0, 2.0)
-    with np.errstate(over="ignore"):
+    with quiet():
         return np.asarray(np.cumsum(np.minimum(gaps[0] * ratio ** np.arange(1.0, count + 1), gaps.sum())))
 
 
@@ -217,8 +218,20 @@ class Decomposition(ValueSolver):
 
     def values(self, samples: Float[np.ndarray, "points lines"], cut: float) -> Float[np.ndarray, "p lines"]:
         rank, (left, singular, right) = self.rank(cut), self.factors
-        with np.errstate(over="ignore", invalid="ignore"):  # a value that overflows is never within limits
+        with quiet():  # a value that overflows is never within limits
             return right[:rank].T @ ((left[:, :rank].T @ samples) / singular[:rank, None])
+
+    def first_cut(self, sections: Sections) -> Kept | None:
+        left, singular, right = self.factors
+        with quiet():
+            # Cuts differ in the number of singular values, and a smaller number has a part of the same coefficients.
+            coefficients = (left.T @ sections.solved) / singular[:, None]
+            for cut in self.cuts:
+                rank = self.rank(cut)
+                values = right[:rank].T @ coefficients[:rank]
+                if (growth := sections.growth(values)) <= 1:
+                    return Kept(values, cut, growth)
+        return None
 
 
 class Ridged(ValueSolver):

@@ -17,6 +17,7 @@ from attnc.constructions.fitting.selection import mean_distance, mean_error, rou
 from attnc.errors import InputError, positive_number
 from attnc.ir.building import AffineBuilder, Attending
 from attnc.ir.layers import Attention, Head
+from attnc.numerics.quiet import quiet
 from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma
 
 BEST_BETA = 2.72
@@ -181,7 +182,7 @@ def silence(beta: float, s: int, delta: float, num_heads: int) -> float:
     Keys behind the first in each sum add a geometric series of ratio e^{−2β}. Score errors cost a factor e^{4δ}. For
     every β each head's own weights sum to at most 1, and so do all w_g. Hence S ≤ num_heads + 1.
     """
-    with np.errstate(over="ignore"):
+    with quiet():
         series = 1 / (-math.expm1(-2 * beta)) ** 2
         near = math.exp(-beta * s * (s + 1))
         seam = s * math.exp(-beta * ((s + 1) ** 2 // 2))

@@ -32,6 +32,7 @@ from attnc.numerics.bisection import least
 from attnc.numerics.bound import Bound, Term
 from attnc.numerics.intervals import Interval
 from attnc.numerics.limits import check_time
+from attnc.numerics.quiet import quiet
 from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma, up
 from attnc.targets.box import Box
 from attnc.targets.target import Target
@@ -70,7 +71,7 @@ class CellGrid:
     def __post_init__(self) -> None:
         limits, magnitude = np.finfo(self.dtype), self.box.magnitude
         largest = float(limits.max) / 8
-        with np.errstate(over="ignore"):
+        with quiet():
             scale = np.array(self.counts, np.float64) / self.box.widths
             is_held = (magnitude * scale < largest) & (scale < largest) & (magnitude < largest)
         if not (is_held & (magnitude >= float(limits.smallest_normal))).all():

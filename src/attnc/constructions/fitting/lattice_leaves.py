@@ -19,6 +19,7 @@ from attnc.ir.soft_head import SoftHead
 from attnc.numerics.arrays import Float, Int
 from attnc.numerics.intervals import Interval
 from attnc.numerics.limits import check_time
+from attnc.numerics.quiet import quiet
 from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma, up
 from attnc.targets.box import Box
 from attnc.targets.target import Target
@@ -152,7 +153,7 @@ class GradedAxis:
         """Return the largest distance of φ below that chord, bounded by the point where the end tangents meet."""
         slope, _ = self.chords(lo, hi)
         left, right = slope - self.slopes[lo], self.slopes[hi - 1] - slope
-        with np.errstate(invalid="ignore", divide="ignore"):
+        with quiet():
             sag = left * right / (left + right) * (self.edges[hi] - self.edges[lo])
         return np.maximum(np.nan_to_num(sag, posinf=0.0, neginf=0.0), 0.0) * (1 + 2.0**-20)
 
@@ -353,7 +354,7 @@ def winning_pieces(leaves: LatticeLeaves, gap: float, keys: Int[np.ndarray, " ke
         slack = (most + gap + errors) * (1 + 2.0**-30)
         near = slack >= 0
         slope, slack, bottom, top = slope[near], slack[near, None], bottom[near], top[near]
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        with quiet():
             depth = up(slack / np.abs(slope))  # from the side of leaf j that is best for k; not used where slope is 0
         lo = np.where(slope > 0, np.maximum(bottom, -up(depth - top)), bottom)
         hi = np.where(slope < 0, np.minimum(top, up(bottom + depth)), top)

@@ -9,7 +9,8 @@ import numpy as np
 
 from attnc.numerics.arrays import Float
 from attnc.numerics.limits import check_time, spend
-from attnc.numerics.small_matrices import singular_values, triangular_factor
+from attnc.numerics.quiet import quiet
+from attnc.numerics.small_matrices import singular_values, triangular_factor, triangular_solution
 
 Function = Callable[[np.ndarray], np.ndarray]
 """A function of one variable, on arrays of points."""
@@ -84,23 +85,32 @@ def _lawson(W: np.ndarray, f: np.ndarray, limit: float, passes: int, goal: float
 
 
 def _ridge(W: np.ndarray, f: np.ndarray, limit: float) -> np.ndarray:
-    """Minimise |Wv − f|² + λ²|v|² for each head, with the least λ of RIDGE_LADDER for which max |v| ≤ limit."""
-    heads, _, p = W.shape
-    S, fitted, Vt = np.empty((heads, p)), np.empty((heads, p)), np.empty((heads, p, p))
+    """Minimise |Wv − f|² + λ²|v|² for each head, with the least λ of RIDGE_LADDER for which max |v| ≤ limit.
+
+    For λ = 0, the first of the ladder, the triangular factor of W is enough. It usually is within the limit.
+    """
+    p = W.shape[2]
+    values = np.empty((len(W), p))
     for head, with_f in enumerate(np.concatenate([W, f[:, :, None]], axis=2)):
         R = triangular_factor(with_f)  # its last column is Qᵀf: no Q is formed
-        U, S[head], Vt[head] = singular_values(R[:p, :p])
-        fitted[head] = U.T @ R[:p, p]
-    ridges = RIDGE_LADDER * S[:, :1]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        gains = S[:, :, None] / (S[:, :, None] ** 2 + ridges[:, None] ** 2)
+        found = triangular_solution(R[:p, :p], R[:p, p])
+        if found is None or not np.abs(found).max(initial=0.0) <= limit:
+            found = _shrunk(R[:p, :p], R[:p, p], limit)
+        values[head] = found
+    return values
+
+
+def _shrunk(R: np.ndarray, Qf: np.ndarray, limit: float) -> np.ndarray:
+    """Minimise |Rv − Qf|² + λ²|v|² with the least λ for which max |v| ≤ limit. If there is none, scale v."""
+    U, S, Vt = singular_values(R)
+    with quiet():
+        gains = S[:, None] / (S[:, None] ** 2 + (RIDGE_LADDER * S[0]) ** 2)
     gains[~np.isfinite(gains)] = 0.0
-    candidates = Vt.transpose(0, 2, 1) @ (gains * fitted[:, :, None])
-    sizes = np.abs(candidates).max(axis=1)
-    is_within, rows = sizes <= limit, np.arange(heads)
-    chosen = np.where(is_within.any(axis=1), np.argmax(is_within, axis=1), -1)
-    values, size = candidates[rows, :, chosen], sizes[rows, chosen]
-    return values * np.divide(limit, size, out=np.ones(heads), where=size > limit)[:, None]
+    candidates = Vt.T @ (gains * (U.T @ Qf)[:, None])
+    sizes = np.abs(candidates).max(axis=0)
+    is_within = sizes <= limit
+    chosen = int(np.argmax(is_within)) if is_within.any() else -1
+    return candidates[:, chosen] * min(1.0, limit / sizes[chosen]) if sizes[chosen] > 0 else candidates[:, chosen]
 
 
 def chebyshev(lo: float, hi: float, count: int) -> Float[np.ndarray, " count"]:

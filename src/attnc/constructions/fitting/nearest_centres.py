@@ -23,6 +23,7 @@ from attnc.constructions.fitting.selection import CellSelection, bytes_per_ancho
 from attnc.ir.program import Program
 from attnc.ir.soft_head import SoftHead
 from attnc.numerics.arrays import Float
+from attnc.numerics.quiet import quiet
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.targets.target import Target
 
@@ -65,7 +66,7 @@ def _score_error(target: Target, grid: CellGrid, beta: float, margin: float) -> 
     if len(target.input_shapes) > 1:
         start = math.prod(target.input_shapes[0])
         reach[start:] = (grid.scale * grid.box.magnitude + np.abs(grid.offset))[start:]
-    with np.errstate(over="ignore"):
+    with quiet():
         size = beta * float((2 * grid.radius * reach + grid.radius**2).sum()) + margin
     return score_error(grid.box.d + 6, size, UNIT_ROUNDOFF[grid.dtype])
 

@@ -15,6 +15,7 @@ from attnc.constructions.construction import Request
 from attnc.errors import InputError
 from attnc.numerics.arrays import Float
 from attnc.numerics.bound import Bound, Term
+from attnc.numerics.quiet import quiet
 from attnc.numerics.rounding import ENGINE_ULPS, UNIT_ROUNDOFF, gamma
 from attnc.targets.target import Target
 
@@ -40,7 +41,7 @@ def far_weight(beta: float, rho: float, count: int, delta: float = 0.0, overhang
     if count == 1:
         return 0.0
     n = np.arange(1, count, dtype=np.float64)
-    with np.errstate(over="ignore", under="ignore"):
+    with quiet():
         other_side = beta * n * np.maximum(n - 1 - 2 * overhang, 2 * rho - n)
         same_side = beta * n * np.maximum(n, 2 * rho - n)
         total = float((np.exp(2 * delta - other_side) + np.exp(2 * delta - same_side)).sum())
@@ -105,7 +106,7 @@ def mean_distance(beta: float, count: int, delta: float = 0.0) -> float:
     n = np.arange(1, min(count, 2 + int(np.sqrt((750 + 2 * delta) / beta))), dtype=np.float64)[:, None]
     edges = np.linspace(0.0, 0.5, 1 + (1024 if len(n) < 100 else 64))
     lo, hi = edges[:-1], edges[1:]
-    with np.errstate(over="ignore", under="ignore"):
+    with quiet():
         same_side = ((n + hi - 0.5) * np.exp(2 * delta - beta * n * (n + 2 * lo))).sum(axis=0)
         other = np.maximum(n[1:] - lo - 0.5, 0.0) * np.exp(2 * delta - beta * n[1:] * (n[1:] - 2 * hi))
         pair = -(0.5 - hi) * -np.expm1(np.minimum(0.0, 2 * delta - beta * (1 - 2 * hi)))

@@ -19,6 +19,7 @@ from attnc.errors import InputError, whole_number
 from attnc.ir.program import Program
 from attnc.ir.soft_head import SoftHead
 from attnc.numerics.arrays import Float
+from attnc.numerics.quiet import quiet
 from attnc.targets.box import Box
 from attnc.targets.target import Target
 
@@ -117,7 +118,7 @@ def _probes(keys: SoftHead[np.ndarray], lo: float, hi: float) -> Float[np.ndarra
     """Return Chebyshev points, and the points at which neighbouring keys in order of slope have equal scores."""
     slopes = keys.slopes[:, 0]
     order = np.argsort(slopes, kind="stable")
-    with np.errstate(all="ignore"):
+    with quiet():
         crossings = -np.diff(keys.offsets[order]) / np.diff(slopes[order])
     crossings = crossings[np.isfinite(crossings) & (crossings > lo) & (crossings < hi)]
     return np.unique(np.concatenate([chebyshev(lo, hi, 129), crossings]))

@@ -18,6 +18,7 @@ from attnc.constructions.fitting.selection import allowed_anchors
 from attnc.constructions.fitting.stored_head import StoredHead, check_max_value
 from attnc.errors import BoundNotMet, InputError
 from attnc.numerics.arrays import Float
+from attnc.numerics.quiet import quiet
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.targets.table import TableTarget
 from attnc.targets.target import Target
@@ -169,7 +170,7 @@ def require_room(target: TableTarget, dtype: str) -> None:
     if not largest < float(limits.max) / 1e4:
         raise InputError(f"the {target.describe()} reaches {largest:.3g}, too much for {dtype}: scale the values")
     box = target.box
-    with np.errstate(over="ignore"):
+    with quiet():
         is_held = box.magnitude / box.widths * target.num_points < float(limits.max) / 1e4
         is_held &= (box.magnitude < float(limits.max) / 1e4) & (box.widths > float(limits.smallest_normal) * 1e4)
     if not is_held.all():

@@ -19,6 +19,7 @@ from attnc.errors import InputError
 from attnc.numerics.arrays import Float, Int
 from attnc.numerics.jet_balls import TINY
 from attnc.numerics.limits import OutOfTime, check_time, counted_seconds, is_time_over, spend
+from attnc.numerics.quiet import quiet
 from attnc.numerics.rounding import TINIEST, up
 from attnc.proofs.cells.dyadic import cell_boxes, cells, children
 from attnc.proofs.cells.kind import Bounds, Goal, Kind, meets
@@ -32,6 +33,9 @@ LARGEST_BATCH = 4096
 time."""
 PATIENCE = 0.25  # counted seconds of a batch: the time may be over by about this much
 CELL_SECONDS = 5e-6  # counted for a cell, apart from its keys and its function
+LOOKED_AT_ONCE, MOST_AHEAD = 64, 3
+"""While few cells are left, up to MOST_AHEAD levels below them are examined in one call, if these have at most
+LOOKED_AT_ONCE cells: up to this number a call takes nearly the same time, whatever the number of cells is."""
 HOPELESS = 2048
 """After this number of cells without a finite bound the search ends: numbers overflow or underflow. Measured: every
 case of the corpus has a finite bound within 256 cells."""
@@ -180,7 +184,7 @@ class Covering:
             return {name: value for name, value in values.items() if value > 0}
         rows, worst = np.arange(len(self.cells.upper)), np.argmax(self.cells.upper, axis=1)
         largest = np.maximum(self.cells.upper.max(axis=1), TINIEST)
-        with np.errstate(invalid="ignore", over="ignore"):
+        with quiet():
             parts = {
                 name: (self.shares * term[rows, worst] / largest).sum() * self.norm for name, term in terms.items()
             }
@@ -209,11 +213,10 @@ def branch_and_bound(
     pending, first = deque[CellBounds](), cells(box.d, start_level)
     while len(first):
         size = search.batch
-        pending.append(search.examine(start_level, first[:size]))
+        pending += search.examine(start_level, first[:size])
         first = first[size:]
         if len(first):
             check_time(PROVING)
-    pending = deque(filter(len, pending))
     while pending:
         parents, size = pending.popleft(), search.batch
         while pending and pending[0].level[0] == parents.level[0] and len(parents) << box.d < size:
@@ -222,19 +225,25 @@ def branch_and_bound(
         if len(parents) > fit:
             pending.appendleft(parents.where(slice(fit, None)))
             parents = parents.where(slice(fit))
-        level = int(parents.level[0])
+        level, ahead = int(parents.level[0]), 1
+        while ahead < MOST_AHEAD and len(parents) * num_below(box.d, ahead + 1) <= LOOKED_AT_ONCE:
+            ahead += 1
         is_spent = search.examined + (len(parents) << box.d) > budget.cells or is_time_over()
         is_spent |= search.examined > HOPELESS and not search.is_anything_bounded
         if is_spent or level >= MAX_LEVEL:
             return search.proof([parents, *pending], complete=False)
         try:
-            found = search.examine(level + 1, children(parents.index))
+            found = search.examine(level + 1, children(parents.index), min(ahead, MAX_LEVEL - level))
         except OutOfTime:
             return search.proof([parents, *pending], complete=False)
-        if len(found):
-            pending.append(found)
+        pending += found
         budget.report(search.proved)
     return search.proof([], complete=True)
+
+
+def num_below(d: int, depth: int) -> int:
+    """Return the number of cells in a cell, on this number of levels below it."""
+    return sum(1 << d * down for down in range(1, depth + 1))
 
 
 def best_of(
@@ -291,19 +300,35 @@ class _Branching:
         """The goal: a little above the largest error seen, and at least the largest bound of a leaf so far."""
         return max(self.wanted, self.growth * self.seen + self.floor, self.bound, TINY)
 
-    def examine(self, level: int, index: Int[np.ndarray, "cells d"]) -> CellBounds:
-        """Make leaves of the cells that meet the goal, and return the others."""
-        self.examined += len(index)
+    def examine(self, level: int, index: Int[np.ndarray, "cells d"], depth: int = 1) -> list[CellBounds]:
+        """Make leaves of the cells that meet the goal, then of the parts of the others, on `depth` levels in all.
+
+        Return the cells of the last level that are still open, if there are any. Bounds on all levels are found in one
+        call, whether they will be needed or not.
+        """
+        below = [index]
+        for _ in range(depth - 1):
+            below.append(children(below[-1]))
+        levels = np.repeat(np.arange(level, level + depth), [len(cells) for cells in below])
         before = counted_seconds()
-        known, self.seen = best_of(self.kinds, self.box, level, index, Goal(self.goal, self.growth), self.seen)
+        goal, cells = Goal(self.goal, self.growth), np.concatenate(below)
+        known, self.seen = best_of(self.kinds, self.box, levels, cells, goal, self.seen)
         self.batch = next_batch(self.batch, before)
         self.is_anything_bounded |= bool(np.isfinite(known.upper).any())
-        done = meets(known.upper, known.floor, self.goal)
-        self.bound = max(self.bound, float(known.upper[done].max(initial=0.0)))
-        done = known.upper.max(axis=1) <= self.bound
-        self.leaves.append(known.where(done))
-        self.proved += float(done.sum()) * 0.5 ** (level * self.box.d)
-        return known.where(~done)
+        rows, start, parts = np.arange(len(index)), 0, np.arange(1 << self.box.d)
+        for deeper, all_of_level in enumerate(below):
+            found = known.where(start + rows)
+            self.examined += len(found)
+            done = meets(found.upper, found.floor, self.goal)
+            self.bound = max(self.bound, float(found.upper[done].max(initial=0.0)))
+            done = found.upper.max(axis=1) <= self.bound
+            self.leaves.append(found.where(done))
+            self.proved += float(done.sum()) * 0.5 ** ((level + deeper) * self.box.d)
+            if done.all():
+                return []
+            start += len(all_of_level)
+            rows, unfinished = (rows[~done, None] * len(parts) + parts).ravel(), found.where(~done)
+        return [unfinished]
 
     def proof(self, unfinished: Sequence[CellBounds], *, complete: bool) -> Covering:
         return Covering(self.box, self.kinds, CellBounds.joined([*self.leaves, *unfinished]), complete, self.seen)

@@ -17,6 +17,7 @@ import numpy as np
 
 from attnc.numerics.arrays import Float, Int
 from attnc.numerics.limits import counted_seconds, is_time_over
+from attnc.numerics.quiet import quiet
 from attnc.numerics.rounding import LIBM_ULPS, TINIEST, up
 from attnc.proofs.cells.branching import (
     FIRST_BATCH,
@@ -97,14 +98,14 @@ def bound_integral(
         least = (1 - 2.0**-20) * unit * (SMALL_LEAVES * total / (1 + SMALL_LEAVES)) ** (1 / p)
         known = replace(known, upper=np.maximum(known.upper, least))
         known = replace(known, adds=_adds(known, p, unit, box))
-    with np.errstate(invalid="ignore"):
+    with quiet():
         shares = known.adds / max(total, TINIEST)
     return Covering(box, kinds, known, complete, norm=norm, shares=shares)
 
 
 def _adds(found: CellBounds, p: float, unit: float, box: Box) -> Float[np.ndarray, " cells"]:
     """Return vol(C)·(b_C/unit)^p, rounded up. Volumes are in units of that of the box."""
-    with np.errstate(over="ignore", under="ignore"):
+    with quiet():
         powers = up(up(found.upper.max(axis=1) / unit) ** p, LIBM_ULPS)
         return np.asarray(up(volumes(box, found.level, found.index) * powers))
 
@@ -124,7 +125,7 @@ def _chosen(known: _WeighedCells, most: int, enough: float) -> Int[np.ndarray, "
     """Return the cells to halve next: those with the largest expected gains, until these sum to `enough`."""
     gains = np.where(known.level < MAX_LEVEL, known.gains, 0.0)
     order = np.argsort(-gains, kind="stable")[:most]
-    with np.errstate(invalid="ignore"):
+    with quiet():
         running = np.cumsum(gains[order])
         count = 1 + int(np.searchsorted(running, enough)) if np.isfinite(running).all() else most
     order = order[:count]
@@ -135,7 +136,7 @@ def _with_gains(found: CellBounds, adds: Float[np.ndarray, " cells"], parents: _
     """Return the halves of cells, with the gains that are expected of halving them again: not above what they add."""
     of_parent = adds.reshape(len(parents), -1)
     sums = of_parent.sum(axis=1)
-    with np.errstate(invalid="ignore", divide="ignore"):
+    with quiet():
         expected = (np.maximum(0.0, parents.adds - sums) + parents.gains) / 4
         gains = np.where(np.isfinite(expected), np.minimum(expected / sums, 1.0), 1.0)[:, None] * of_parent
     return _WeighedCells(**vars(found), adds=adds, gains=np.nan_to_num(gains.ravel(), nan=0.0, posinf=np.inf))

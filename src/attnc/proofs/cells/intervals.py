@@ -7,6 +7,7 @@ import numpy as np
 from attnc.ir.soft_head import Enclosed
 from attnc.numerics.arrays import Bool, Float
 from attnc.numerics.intervals import Interval
+from attnc.numerics.quiet import quiet
 from attnc.numerics.rounding import up
 from attnc.targets.box import Box
 
@@ -24,7 +25,7 @@ def interval(enclosed: Enclosed) -> Interval:
 def centred(cells: Interval) -> tuple[Float[np.ndarray, "*shape"], Float[np.ndarray, "*shape"]]:
     """Return centres, and radii that reach both ends."""
     centres = cells.mid
-    with np.errstate(over="ignore"):
+    with quiet():
         return centres, up(np.maximum(cells.hi - centres, centres - cells.lo))
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from attnc.numerics.arrays import Bool, Float
+from attnc.numerics.quiet import quiet
 from attnc.numerics.rounding import up
 
 
@@ -64,7 +65,7 @@ def meets(upper: np.ndarray, floors: np.ndarray, goal: float) -> Bool[np.ndarray
     Their bound is finite, and at most the goal plus FLOOR_FACTOR times the part that halving does not remove.
     """
     largest = upper.max(axis=1)
-    with np.errstate(over="ignore"):
+    with quiet():
         return np.asarray((largest <= goal + FLOOR_FACTOR * np.nan_to_num(floors)) & np.isfinite(largest))
 
 

@@ -19,6 +19,7 @@ from attnc.ir.soft_head import Enclosed, SoftHead
 from attnc.numerics.arrays import Float, Int
 from attnc.numerics.intervals import Interval
 from attnc.numerics.limits import spend
+from attnc.numerics.quiet import quiet
 from attnc.numerics.rounding import LIBM_ULPS, UNIT_ROUNDOFF, gamma, up
 from attnc.proofs.cells.intervals import affine_range, around, centred, hull, interval
 
@@ -191,7 +192,7 @@ class NearValues(Scores):
         """
         values, starts, row = self._pair_values(pairs), pairs.starts, pairs.row
         lead = pairs.lead + self.unsure
-        with np.errstate(under="ignore"):
+        with quiet():
             weights = up(np.exp(np.minimum(lead, 0.0)), LIBM_ULPS)[:, None]
         margin = 1 + 2.0**-50 * (len(row) + 8)
         found = self.hull(pairs)

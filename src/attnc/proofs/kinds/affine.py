@@ -20,6 +20,7 @@ from attnc.ir.program import Program
 from attnc.numerics.arrays import Float, Int
 from attnc.numerics.bound import Term
 from attnc.numerics.intervals import Interval
+from attnc.numerics.quiet import quiet
 from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma, up
 from attnc.proofs.cells.branching import Leaf
 from attnc.proofs.cells.intervals import affine_range, cells_within, distance, is_same_number
@@ -133,7 +134,7 @@ def mean_value_distance(
     gap = np.where(is_same_number(there, found), 0.0, distance(there, found))
     steepness = (gradients - slopes).mag
     reach = np.maximum(cells.hi - centres, centres - cells.lo)[:, None]
-    with np.errstate(invalid="ignore"):
+    with quiet():
         change = np.where((steepness == 0) | (reach == 0), 0.0, up(steepness * up(reach)))
     is_same = (gap == 0) & (change == 0).all(axis=2)
     return np.where(is_same, 0.0, up(gap + up(change.sum(axis=2), cells.shape[1])))

@@ -32,6 +32,7 @@ from attnc.ir.soft_head import Enclosed, SoftHead
 from attnc.numerics.arrays import Bool, Float, Int
 from attnc.numerics.intervals import Interval
 from attnc.numerics.limits import check_time
+from attnc.numerics.quiet import quiet
 from attnc.numerics.rounding import LIBM_ULPS, up
 from attnc.proofs.cells.branching import PROVING
 from attnc.proofs.cells.intervals import cells_within, centred, distance, hull, interval
@@ -102,7 +103,7 @@ class AxisRows:
             boxes, parent = cut_where_rows_meet(self._reached(pieces[start : start + step]), self.rows)
             scores = Scores(self.rows, *centred(boxes))
             leads = scores.leads(np.arange(len(boxes)), np.arange(scores.num_keys)) + scores.slack + self.room
-            with np.errstate(under="ignore"):
+            with quiet():
                 weights = np.exp(np.minimum(leads, -self.gap))
             np.maximum.at(leaks, start + parent, weights.sum(axis=1))
             np.logical_or.at(can_win, start + parent, leads > -self.gap)
@@ -137,7 +138,7 @@ def cut_where_rows_meet(boxes: Interval, rows: SoftHead[Enclosed]) -> tuple[Inte
         moves = along * radii[numbers, axis][:, None]
         first, last = np.argmax(scores - moves, axis=1), np.argmax(scores + moves, axis=1)
         behind, apart = (of[numbers, last] - of[numbers, first] for of in (scores, -along))
-        with np.errstate(divide="ignore", invalid="ignore"):
+        with quiet():
             place = centres[numbers, axis] + behind / apart
         is_cut = (boxes.lo[numbers, axis] < place) & (place < boxes.hi[numbers, axis])
         effects[numbers, axis] = 0.0  # once along each input

@@ -21,6 +21,7 @@ import numpy as np
 from attnc.errors import InputError
 from attnc.numerics.arrays import Bool, Float, Int
 from attnc.numerics.intervals import Interval
+from attnc.numerics.quiet import quiet
 from attnc.numerics.rounding import LIBM_ULPS, up
 from attnc.proofs.cells.intervals import affine_range, cells_within, distance, interval
 from attnc.proofs.cells.kind import Bounds, Goal, Kind
@@ -137,7 +138,7 @@ class _Winners:
             farthest = distance(values[batch.boxes], own + everything)
             gaps = self._gaps(batch, whole, farthest)
             is_near = batch.lead > -gaps[batch.row] - selection.unsure
-            with np.errstate(under="ignore"):
+            with quiet():
                 leads = np.where(is_near, -gaps[batch.row], batch.lead + selection.unsure)
                 leaks = up(np.exp(np.minimum(leads, 0.0)), LIBM_ULPS)
             leak = np.bincount(batch.row, leaks, len(batch.boxes)) * (1 + 2.0**-52 * len(leaks)) + selection.rest
@@ -148,7 +149,7 @@ class _Winners:
     def _gaps(self, batch: NearPairs, whole: np.ndarray, farthest: np.ndarray) -> Float[np.ndarray, " boxes"]:
         """Return g for each box, chosen so that the leak is about CELL_LEAK_SHARE of the rest of the bound."""
         counts = np.bincount(batch.row, minlength=len(batch.boxes))
-        with np.errstate(divide="ignore", invalid="ignore"):
+        with quiet():
             share = CELL_LEAK_SHARE * whole.max(axis=1) / farthest.max(axis=1)
             gaps = np.log(counts / share)
         return np.clip(np.nan_to_num(gaps, nan=self.selection.gap), 1.0, self.selection.gap)
@@ -186,7 +187,7 @@ class _Winners:
         centres, radii = scores.centres[boxes], scores.radii[boxes]
         room = at_centre[:, :, None] - at_centre[:, None] + (gaps + self.selection.unsure)[:, None, None]
         room = room + (np.abs(steps) @ radii[:, None, :, None])[..., 0]
-        with np.errstate(divide="ignore", invalid="ignore"):
+        with quiet():
             reach = room[..., None] / steps  # less r: the room includes the part |step|·r of this axis itself
         below = np.min(reach, axis=2, where=steps > 0, initial=np.inf)
         above = -np.max(reach, axis=2, where=steps < 0, initial=-np.inf)

@@ -35,6 +35,7 @@ from attnc.ir.soft_head import Enclosed, SoftHead
 from attnc.numerics import elementary
 from attnc.numerics.arrays import Float
 from attnc.numerics.intervals import Interval
+from attnc.numerics.quiet import quiet
 from attnc.numerics.rounding import ENGINE_ULPS, UNIT_ROUNDOFF, down, gamma, up
 from attnc.proofs.cells.intervals import interval, is_same_number
 from attnc.proofs.margins import STAGE_ROUNDING
@@ -190,7 +191,7 @@ def _limit(head: SoftHead[Enclosed], side: int, R: float, errors: _ScoreErrors |
     if errors is not None:
         lead = lead + Interval.point(up(errors.start[~top] + errors.start[top].max()))
         gaps = down(gaps - up(errors.growth[~top] + errors.growth[top].max())[:, None])
-    with np.errstate(under="ignore", over="ignore", invalid="ignore", divide="ignore"):
+    with quiet():
         shares = elementary.exp(lead).hi
         at_start, growth = (start[~top] - mean).mag, (slopes[~top] - slope).mag
         when = np.where(growth > 0, np.maximum(0.0, 1 / gaps - at_start / growth), 0.0)

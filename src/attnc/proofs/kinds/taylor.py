@@ -27,6 +27,7 @@ from attnc.numerics.intervals import Interval
 from attnc.numerics.jet_balls import TINY, U, above
 from attnc.numerics.jet_tables import embedding, monomials, num_monomials
 from attnc.numerics.limits import spend
+from attnc.numerics.quiet import quiet
 from attnc.proofs.cells.dyadic import cell_boxes
 from attnc.proofs.cells.intervals import cells_within, centred
 from attnc.proofs.cells.kind import SHARP, Bounds, Goal, Kind, meets
@@ -124,7 +125,7 @@ def taylor_bounds(
     polynomial, remainder = np.full((2, boxes, outputs), np.inf)
     rounding, seen = np.zeros((2, boxes, outputs))
     some = np.flatnonzero(np.isfinite(f.remainder).any(axis=1))
-    with np.errstate(all="ignore"):
+    with quiet():
         for start in range(0, len(some), batch):
             rows = some[start : start + batch]
             part = Taylor(f.mid[rows], f.radius[rows], f.remainder[rows])
@@ -199,7 +200,7 @@ def head_model(head: KeyMoments, centres: np.ndarray, radii: np.ndarray, order: 
     space = layout(len(head.axes), order)
     spend(len(centres) * (KEY_SECONDS * head.keys.num_keys * (1 + space.count / 20) + MONOMIAL_SECONDS * space.count))
     chunk = max(1, _CHUNK // head.numbers(space))
-    with np.errstate(all="ignore"):
+    with quiet():
         starts = range(0, len(centres), chunk)
         m = Moments.joined([head.moments(space, centres[i : i + chunk], radii[i : i + chunk]) for i in starts])
         q = quotient(space, m.nu, m.delta)
@@ -227,7 +228,7 @@ def mean_value_model(
     n, outputs, d = gradients.shape
     mid, radius = np.zeros((2, n, outputs, num_monomials(d, order)))
     (slope, spread), (value, off), (middle, zeroth) = map(centred, (gradients, at_centre, ranges))
-    with np.errstate(all="ignore"):
+    with quiet():
         # g_i r_i is rounded once more, in the coefficient of τ_i.
         first = above((spread * radii[:, None]).sum(axis=2) + U * (np.abs(slope) * radii[:, None]).sum(axis=2) + off)
     first = np.where(np.isnan(first), np.inf, first)
@@ -274,22 +275,32 @@ def choose_order(
 ) -> tuple[int, int]:
     """Return the order that needs fewest leaves for bounds of at most `goal`, and a level from which to start.
 
-    For every order, the coarsest level is found at which most of a few random cells meet the goal. If several orders
-    have the same level, the lowest one is taken. Measured: no case of the corpus has another order if the cost of a
-    leaf, which grows with the number of monomials, is counted as well.
+    For an order, the coarsest level is found at which most of a few random cells meet the goal. The highest order has
+    the coarsest level, up to rounding. Bisection finds the lowest order with the same level. Measured: no case of the
+    corpus has another order if the cost of a leaf, which grows with the number of monomials, is counted as well.
     """
     d = box.d
     tried = tuple(orders) if orders is not None else _ORDERS.get(d, (3, 4))
     places = np.random.default_rng(0).random((_PILOTS, d))
     wanted = Goal(max(goal, TINY))
-    best, level = tried[len(tried) // 2], _FINEST // d + 1
-    for order in tried:
-        found = _coarsest(kind_of(order), box, places, wanted, level - 1)
-        if found is not None:
-            best, level = order, found
-        if level == 0:
-            break
-    return best, max(0, min(level - 1, _MOST_AT_ONCE // d)) if level <= _FINEST // d else 0
+    finest = _FINEST // d
+
+    def level_of(order: int, finest: int) -> int | None:
+        return _coarsest(kind_of(order), box, places, wanted, finest) if finest >= 0 else None
+
+    low, high = 0, len(tried) - 1
+    level = level_of(tried[low], finest)
+    coarser = level_of(tried[high], finest if level is None else level - 1)
+    if coarser is None:
+        if level is None:
+            return tried[len(tried) // 2], 0
+        return tried[low], max(0, min(level - 1, _MOST_AT_ONCE // d))
+    level = coarser
+    while high - low > 1:
+        middle = (low + high) // 2
+        found = level_of(tried[middle], level)
+        low, high, level = (middle, high, level) if found is None else (low, middle, found)
+    return tried[high], max(0, min(level - 1, _MOST_AT_ONCE // d))
 
 
 def _coarsest(kind: Kind, box: Box, places: np.ndarray, goal: Goal, finest: int) -> int | None:

@@ -26,6 +26,7 @@ from attnc.ir.normal_form import AttentionStage, FoldedHead, SoftmaxStage
 from attnc.ir.program import Program
 from attnc.ir.summing import depth
 from attnc.numerics.arrays import Bool, Float, Int
+from attnc.numerics.quiet import quiet
 from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma, up
 from attnc.proofs.stages.enclosed_sparse import EnclosedForm, EnclosedSparse, SizeForm
 from attnc.proofs.stages.extraction import (
@@ -139,7 +140,7 @@ class RoundingForm:
         single = np.bincount(row, _is_power(weights) & self.is_power[column], total) > 0
         is_power = (terms == 1) & np.where(constants != 0, _is_power(constants), single)
         rounds = np.maximum(terms - 1, 0) + inexact
-        with np.errstate(over="ignore"):
+        with quiet():
             size = np.bincount(row, np.abs(weights) * self.size[column], total) + np.abs(constants)
         peak = max(self.peak, float(size.max(initial=0.0)))
         return RoundingForm(

@@ -40,6 +40,7 @@ import numpy as np
 from attnc.ir.rounding import NEGLIGIBLE
 from attnc.ir.soft_head import Enclosed, SoftHead
 from attnc.numerics.arrays import Float
+from attnc.numerics.quiet import quiet
 from attnc.numerics.rounding import ENGINE_ULPS, UNIT_ROUNDOFF, gamma, up
 from attnc.proofs.cells.branching import LARGEST_BATCH
 from attnc.proofs.cells.near_keys import NearPairs, NearValues
@@ -129,7 +130,7 @@ def _with_heads(
     total = up(total + 2 * roundings.underflow * n, 2)
     for found in of_heads:
         total = up(total + up(found, 2))
-    with np.errstate(over="ignore"):
+    with quiet():
         overflows = ~(up(roundings.peak * n**roundings.degree, 2) < np.finfo(roundings.dtype).max / 4)
     return np.where(overflows, np.inf, total)
 
@@ -240,7 +241,7 @@ class _WeightErrors:
         at_centre = scores.at(boxes, pairs.key)
         top = np.maximum.reduceat(at_centre, pairs.starts)
         below = at_centre - top[row]
-        with np.errstate(under="ignore"):
+        with quiet():
             total = self.sums(np.exp(below))
             log_p = below - np.log(total)[row]  # if p underflows, p·e^ρ may still be a normal number
             self.p = np.exp(log_p)
@@ -253,7 +254,7 @@ class _WeightErrors:
             mean = np.abs(self.sums(self.p * alpha))
             mean += (self.margin - 1 + 4 * unsure) * self.sums(self.p * np.abs(alpha))
             self.lean += mean * radii[pairs.boxes]
-        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        with quiet():
             most = np.minimum(log_p + rho + self.lean[row], pairs.lead + scores.slack)
             self.exact = np.exp(np.minimum(most, 0.0)) * self.margin
             grown = np.expm1(rho)
@@ -341,7 +342,7 @@ class _WeightErrors:
         """Bound the distance of an average of terms from its value at the centre."""
         row, boxes = self.pairs.row, self.pairs.boxes
         off = terms - average[row]
-        with np.errstate(over="ignore", invalid="ignore"):
+        with quiet():
             moved = self.sums(self.bent * np.abs(off))
             for axis, alpha in enumerate(self.alpha):
                 moved += np.abs(self.sums(self.p * off * alpha)) * self.near.radii[boxes, axis]
@@ -365,7 +366,7 @@ class _WeightErrors:
         value, spread, wide = self._values(output)
         average = self.sums(self.p * value)
         moved = self._moved(value, average) + self.mean(spread)
-        with np.errstate(over="ignore", invalid="ignore"):
+        with quiet():
             ends = [average + moved, average - moved]
             errors = np.fmax(*(self.mean(self.tau * (np.abs(value - end[row]) + spread)) for end in ends))
             errors = np.where(self.unsettled, np.inf, errors / self.settled)

@@ -29,6 +29,7 @@ from attnc.numerics.arrays import Bool, Float
 from attnc.numerics.bound import Term
 from attnc.numerics.intervals import Interval, halved
 from attnc.numerics.limits import is_time_over
+from attnc.numerics.quiet import quiet
 from attnc.numerics.rounding import UNIT_ROUNDOFF, down, gamma, up
 from attnc.proofs.margins import DIVIDED_ROOM, MAX_AXES, WHOLE_ROOM
 from attnc.targets.expressions.tree import Node
@@ -101,7 +102,7 @@ class Slopes:
         ranges, gradients = function.ranges_and_gradients(cells, violations="infinite")
         G, values = (Interval(x.lo.reshape(t.shape), x.hi.reshape(t.shape)) for x in (gradients, ranges))
         by_range = values.width
-        with np.errstate(invalid="ignore", over="ignore"):
+        with quiet():
             by_slope = np.where(off == 0, 0.0, up(G.mag * off))
             is_steep = ~np.isfinite(by_slope)
             is_steep |= by_range <= np.where(is_steep, by_range, 0.0).max(axis=1)[:, None]  # up to the largest jump
@@ -342,7 +343,7 @@ def _combined(weights: Float[np.ndarray, "rows heads"], forms: Interval) -> Inte
 
 def products(sizes: np.ndarray, errors: np.ndarray | float) -> np.ndarray:
     """Return sizes·errors rounded up, with 0·∞ = 0."""
-    with np.errstate(invalid="ignore", over="ignore"):
+    with quiet():
         return np.where((sizes == 0) | (np.asarray(errors) == 0), 0.0, up(sizes * errors))
 
 

@@ -25,10 +25,12 @@ from attnc.ir.soft_head import Enclosed, SoftHead
 from attnc.numerics.arrays import Float
 from attnc.numerics.intervals import Interval
 from attnc.numerics.limits import is_time_over
+from attnc.numerics.quiet import quiet
 from attnc.numerics.rounding import TINIEST, UNIT_ROUNDOFF, down, gamma, up
 from attnc.proofs.cells.branching import LARGEST_BATCH, MAX_LEVEL, Budget, CellBounds, Covering, branch_and_bound
 from attnc.proofs.cells.dyadic import cell_boxes
 from attnc.proofs.cells.kind import SHARP, Kind
+from attnc.proofs.kinds.rounded import NEGLIGIBLE_SHARE
 from attnc.proofs.kinds.selection import SelectionKind
 from attnc.proofs.kinds.taylor import TaylorKind
 from attnc.proofs.margins import LEAF_ROOM
@@ -98,7 +100,8 @@ class HeadLine:
         stage = OneStage.of_line(tuple(heads))
         underflow = max(float(head.underflow[0]) for head in self.roundings)
         own = Roundings(self.dtype, self.roundings, np.zeros((1, 2)), 0, underflow, self.peak, farthest=self.farthest)
-        found, proof = rounded_leaves(lambda *cells: rounding_bounds(stage, own, *cells)[:, 0], proof)
+        enough = NEGLIGIBLE_SHARE * size * proof.bound
+        found, proof = rounded_leaves(lambda *cells: rounding_bounds(stage, own, *cells)[:, 0], proof, enough)
         return float(up(found + self.beside, 4)), proof
 
 
@@ -296,7 +299,7 @@ def ratios(
     """
     weights = form.weights
     main = int(np.argmax(np.abs(weights) * sizes))
-    with np.errstate(over="ignore"):
+    with quiet():
         if weights[main] != 0 and sizes[main] * abs(weights[main]) > 0:
             kappa = slopes[:, main] / weights[main]
         elif with_constant and form.constant:
@@ -429,16 +432,18 @@ def _is_defined(tree: Node, lo: float, hi: float) -> bool:
     return bool(np.isfinite(found.lo).all() and np.isfinite(found.hi).all())
 
 
-def rounded_leaves(bounds: LineRounding, proof: Covering) -> tuple[float, Covering]:
+def rounded_leaves(bounds: LineRounding, proof: Covering, enough: float = 0.0) -> tuple[float, Covering]:
     """Return the largest bound of a cell, and the proof by leaves of at most 2^CHECKED_HALVINGS of these cells each.
 
-    Cells are halved where the bound is largest, as long as that makes it smaller.
+    Cells are halved where the bound is largest, as long as that makes it smaller, and it is above `enough`.
     """
     known, idle = proof.cells, 0
     level, index, depth = known.level, known.index, np.zeros_like(known.level)  # the depth of a cell below its leaf
     upper = bounds(*cell_boxes(proof.box, level, index))
     while idle < MOST_IDLE and len(level) < LARGEST_BATCH:
         largest = upper.max()
+        if largest <= enough:
+            break
         wide = (upper > largest / 2) & (level < MAX_LEVEL)
         new = np.tile(level[wide] + 1, 2), np.concatenate([2 * index[wide], 2 * index[wide] + 1])
         found = bounds(*cell_boxes(proof.box, *new)) if wide.any() else upper[:0]

@@ -19,6 +19,7 @@ from attnc.errors import ProgramError
 from attnc.ir.layers import Affine
 from attnc.ir.soft_head import Enclosed
 from attnc.numerics.arrays import Float, Int
+from attnc.numerics.quiet import quiet
 from attnc.numerics.rounding import TINIEST, UNIT_ROUNDOFF, product_and_error, sum_and_error, up
 
 U = UNIT_ROUNDOFF["float64"]
@@ -136,7 +137,7 @@ def _two_product(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray, 
     (m, i), (n, j) = np.frexp(a), np.frexp(b)
     p, e = product_and_error(m, n)
     exponent = i + j
-    with np.errstate(over="ignore", under="ignore"):
+    with quiet():
         value, error = np.ldexp(p, exponent), np.ldexp(e, exponent)
         is_exact = (e == 0) & (np.ldexp(value, -exponent) == p)
     is_tiny = (exponent < _LEAST_EXPONENT) & ~is_exact
@@ -159,7 +160,7 @@ def _summed(terms: EnclosedSparse, error: np.ndarray) -> EnclosedSparse:
     by_place: list[np.ndarray] = [np.bincount(group, part, count) for part in (error, np.abs(error), terms.radius)]
     low, size, spread = by_place
     total = value[first]
-    with np.errstate(over="ignore", invalid="ignore"):
+    with quiet():
         for number in range(1, int(num_terms.max(initial=0))):  # one more term of every sum that has it
             (rows,) = np.nonzero(num_terms > number)
             total[rows], lost = sum_and_error(total[rows], value[first[rows] + number])

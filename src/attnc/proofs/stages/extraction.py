@@ -112,6 +112,7 @@ class ProgramStage:
 
 
 @functools.lru_cache(maxsize=2)  # several provers, and several parts of a prover, fold the same program
+@functools.lru_cache(maxsize=1)  # stages and their roundings are of the same program
 def _foldings(program: Program) -> Foldings:
     return functools.cache(functools.partial(normal_form, program))
 

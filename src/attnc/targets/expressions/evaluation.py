@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import lru_cache, reduce
 from operator import add, and_, mul, neg, or_
 from typing import Any
 
@@ -24,6 +24,7 @@ from attnc.numerics import elementary
 from attnc.numerics.intervals import Interval
 from attnc.numerics.jets import Jet, multiply, negate
 from attnc.numerics.jets import add as add_jets
+from attnc.numerics.quiet import quiet
 from attnc.numerics.rounding import Array, Mask
 from attnc.targets.expressions.tree import (
     Call,
@@ -119,6 +120,7 @@ def _shortened(text: str) -> str:
     return text if len(text) <= MAX_SHOWN_TEXT else text[: MAX_SHOWN_TEXT - 3] + "..."
 
 
+@lru_cache(maxsize=1024)
 def enclose(number: Number) -> Interval:
     """Return the number itself if it is a float64, else the two floats around it."""
     nearest = number.value.numerator / number.value.denominator  # correctly rounded
@@ -131,7 +133,7 @@ def enclose(number: Number) -> Interval:
 def evaluate_points(steps: Sequence[Step], columns: Mapping[str, Array]) -> list[Array]:
     """Return the float64 value of every step. It is NaN or inf outside the domain."""
     values: list[Array] = []
-    with np.errstate(all="ignore"):
+    with quiet():
         for step in steps:
             match step.node:
                 case Number(value):

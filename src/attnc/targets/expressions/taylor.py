@@ -13,6 +13,7 @@ from attnc.numerics.jet_balls import Ball, above
 from attnc.numerics.jet_tables import degree_blocks, embedding, num_monomials
 from attnc.numerics.jets import Jet, constant, variable
 from attnc.numerics.limits import spend
+from attnc.numerics.quiet import quiet
 from attnc.numerics.rounding import Array, Mask, add_down, add_up
 from attnc.targets.expressions.evaluation import evaluate_boxes, operation
 from attnc.targets.expressions.expression import Expression
@@ -56,7 +57,7 @@ def taylor(
     remainder = np.empty((len(centres), len(outputs)))
     spend(len(expression.schedule[0]) * (JET_SECONDS + COEFFICIENT_SECONDS * count * len(centres)))
     chunk = max(64, COEFFICIENTS_PER_CHUNK // count)
-    with np.errstate(all="ignore"):
+    with quiet():
         for start in range(0, len(centres), chunk):
             rows = slice(start, start + chunk)
             done = _jets(expression, centres[rows], radii[rows], order + 1)
