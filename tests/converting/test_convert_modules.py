@@ -194,15 +194,6 @@ def test_shared_and_tied_modules_stay_shared():
     assert report.replaced[0].also == ("b.1",)
 
 
-def test_fused_recurrences_are_named():
-    model = nn.ModuleDict({"rnn": nn.LSTM(4, 4), "head": nn.Sequential(nn.Linear(4, 4), nn.ReLU())})
-    _, report = attnc.convert(model)
-    assert [(entry.path, entry.what) for entry in report.left] == [("rnn", "LSTM")]
-    assert "rnn" in str(report)
-    with pytest.raises(attnc.InputError, match="'rnn' \\(LSTM\\)"):
-        attnc.convert(model, strict=True)
-
-
 def test_bad_input():
     for given, message in (
         (lambda x: x, "torch.nn.Module"),
@@ -306,3 +297,116 @@ def test_report_is_a_table_and_json():
     assert "measured drift" in text
     assert report.markdown().count("\n") == 2
     assert np.isfinite(report.replaced[0].drift)
+
+
+def test_padded_encoders_are_measured():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2).eval()
+    padded = torch.tensor([[0, 0, 0, 1, 1], [0, 0, 0, 0, 0]]).bool()
+    example = {"src": torch.randn(2, 5, 16), "src_key_padding_mask": padded}
+    converted, report = attnc.convert(model, eps=1e-6, example=example)
+    assert model.use_nested_tensor
+    assert report.end_to_end.hidden <= 1e-5
+    assert all(entry.drift is not None and entry.floor > 0 and 0 < entry.share < 1 for entry in report.replaced)
+    assert (converted(**example) - model(**example))[~padded].abs().max() <= 1e-5
+
+
+def test_the_noise_floor_is_that_of_the_dtype():
+    model = mlp(nn.GELU, 16, 64, 64, 4)
+    x = torch.randn(50, 16)
+    _, report = attnc.convert(model, eps=1e-7, example=x)
+    floor = report.end_to_end.noise_floor
+    exact = (model(x).double() - copy.deepcopy(model).double()(x.double())).abs().max().item()
+    assert floor == pytest.approx(exact)
+    assert 1e-8 < floor < 1e-5
+    assert report.end_to_end.hidden <= 10 * floor
+    assert f"{floor:.2e}" in str(report)
+    assert torch.get_default_dtype() == torch.float32
+    _, report = attnc.convert(model.double(), eps=1e-9, example=x.double())
+    assert report.end_to_end.noise_floor is None
+
+
+def test_rounding_is_proven_on_the_range_seen():
+    model, x = mlp(nn.GELU, 4, 64, 2), 3 * torch.randn(2000, 4)
+    converted, report = attnc.convert(model, eps=1e-6, example=x)
+    gate, entry = converted[1], report.replaced[0]
+    seen = converted[0](x).detach()
+    keys = {name: getattr(gate, name).float().double() for name in ("slopes", "offsets", "values", "carried")}
+    exact = copy.deepcopy(gate)
+    for name, key in keys.items():
+        getattr(exact, name).copy_(key)
+    moved = (gate(seen).double() - exact(seen.double())).abs().max().item()
+    assert moved <= entry.rounding <= 200 * moved
+
+
+def test_a_model_without_forward_takes_a_function_as_example():
+    class Encoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.act = nn.Linear(3, 3), nn.GELU()
+
+        def encode(self, x):
+            return self.act(self.linear(x))
+
+    x = torch.randn(2, 3)
+    converted, report = attnc.convert(Encoder(), example=lambda model: model.encode(x), strict=True)
+    assert [entry.path for entry in report.replaced] == ["act"]
+    assert report.end_to_end.noise_floor is not None
+    assert report.replaced[0].seen is not None
+    with pytest.raises(attnc.InputError, match="has no forward"):
+        attnc.convert(Encoder(), example=x)
+    assert converted.encode(x).shape == (2, 3)
+
+
+class Gated(nn.Module):
+    """A gated block behind a norm that is written out, with a gain of 1 + weight."""
+
+    def __init__(self, *, is_normed: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.gate, self.up, self.down = nn.Linear(8, 32), nn.Linear(8, 32), nn.Linear(32, 8)
+        self.act, self.is_normed, self.weight = nn.GELU(), is_normed, nn.Parameter(0.1 * torch.randn(8))
+
+    def forward(self, x):
+        if self.is_normed:
+            x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * (1.0 + self.weight)
+        return self.down(self.act(self.gate(x)) * self.up(x).clamp(-5, 5))
+
+
+def test_gated_blocks_have_a_bound_for_all_inputs_if_a_norm_bounds_the_factor():
+    model = Gated(is_normed=True).double()
+    x = torch.randn(20_000, 8, dtype=torch.float64)
+    converted, report = attnc.convert(model, eps=1e-3, example=x[:50])
+    bound = next(entry.block_error for entry in report.replaced if entry.path == "act")
+    for scale in (1e-3, 1.0, 1e3):
+        seen = (converted(scale * x) - model(scale * x)).abs().max().item()
+        clamp = next(entry for entry in report.replaced if entry.activation.startswith("hardtanh"))
+        assert seen <= bound + clamp.block_error
+    assert bound <= 50 * seen
+    assert report.replaced[0].drift is not None
+
+
+def test_a_clamp_bounds_the_factor_and_without_one_nothing_is_claimed():
+    x = torch.randn(50, 8)
+    _, report = attnc.convert(Gated(is_normed=False), eps=1e-3, example=x)
+    gate = next(entry for entry in report.replaced if entry.path == "act")
+    assert gate.block_error == pytest.approx(gate.error * gain(Gated(is_normed=False).down) * 5, rel=0.01)
+    clamp = next(entry for entry in report.replaced if entry.activation.startswith("hardtanh"))
+    assert clamp.block_error is None  # its error is multiplied by a gelu of any size
+    assert clamp.block_error_seen > 0
+
+
+def test_prelus_of_different_weights_share_no_keys():
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Parameter(torch.tensor([0.25])), nn.Parameter(torch.full((4,), -60.0))
+
+        def forward(self, x):
+            return F.prelu(x, self.a) + F.prelu(x, self.b)
+
+    model, x = Two().double(), torch.linspace(-1e-2, 1e-2, 40_004, dtype=torch.float64).reshape(-1, 4)
+    converted, report = attnc.convert(model, eps=1e-4, example=x)
+    assert all(entry.error <= 1e-4 for entry in report.replaced)
+    assert (converted(x) - model(x)).abs().max() <= sum(entry.error for entry in report.replaced)

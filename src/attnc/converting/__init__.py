@@ -28,7 +28,8 @@ def convert(
 ) -> tuple[nn.Module, Report]:
     """Copy a torch model with every elementwise activation replaced by attention over a few constant keys.
 
-    Linear maps, attention, normalisation and all weights stay the same. The original is not changed.
+    Activations may be modules, functions, or arithmetic such as x*(x > 0). LSTM, GRU and RNN are converted too. Linear
+    maps, attention, normalisation and all weights stay the same. The original is not changed.
 
     Parameters
     ----------
@@ -38,9 +39,10 @@ def convert(
         The error allowed per activation. It is proven in exact arithmetic, on all of R (softsign: for |x| ≤ 10⁴).
     strict : bool
         Whether to raise if a part of the model cannot be converted. Otherwise `report.left` lists it.
-    example : tensor, tuple or dict, optional
-        The arguments of one call. Both models run on them. The report then also has the ranges of the pre-activations,
-        the drift of the outputs, and the activations that only a run shows.
+    example : tensor, tuple, dict or callable, optional
+        The arguments of one call, or a function that takes the model and runs it. Both models run on it. The report
+        then also has the ranges of the pre-activations, the drift of the outputs beside the noise floor, and every
+        nonlinear operator that only a run shows.
     box : box or (lo, hi), optional
         The domain of the inputs, or of every token. One pair (lo, hi) applies to all features. `report.on_box` then
         has a proven bound of |converted − original| for all inputs in it, rounding included. There are rules for

@@ -59,6 +59,10 @@ class Activation:
         constants = SELU if self.name == "selu" else self.parameters
         return TEXTS[self.name](**{name: float(np.dtype(dtype).type(value)) for name, value in constants})
 
+    def gate(self, eps: float) -> Gate:
+        """Return the gate with the fewest keys and an error ≤ eps."""
+        return GATES[self.name](eps, **dict(self.parameters))
+
 
 @dataclass(frozen=True, eq=False)
 class Solved:
@@ -105,6 +109,8 @@ TEXTS: dict[str, Callable[..., str]] = {
     "logsigmoid": lambda: "-softplus(-x)",
     "leaky_relu": lambda slope: f"max(x, 0) + {exact_number(slope)}*min(x, 0)",
     "hardtanh": lambda lo=-1.0, hi=1.0: f"clip(x, {exact_number(lo)}, {exact_number(hi)})",
+    "clamp_min": lambda lo: f"max(x, {exact_number(lo)})",
+    "clamp_max": lambda hi: f"min(x, {exact_number(hi)})",
     "relu6": lambda: "clip(x, 0, 6)",
     "hardsigmoid": lambda: "clip(x/6 + 1/2, 0, 1)",
     "hardswish": lambda: "x*clip(x/6 + 1/2, 0, 1)",
@@ -124,7 +130,7 @@ def solve(activation: Activation, eps: float, dtypes: tuple[str, ...]) -> Solved
 
     def attempt(asked: float, failed: Sequence[Solved]) -> Solved | None:
         try:
-            gate = GATES[activation.name](asked, **dict(activation.parameters))
+            gate = activation.gate(asked)
         except InputError:
             if not failed:
                 raise

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from attnc.constructions.built import Progress
 from attnc.converting import measuring
 from attnc.converting.activations import Activation
+from attnc.converting.arithmetic import Written
 from attnc.converting.intercepting import HOLDER
 from attnc.converting.model_folder import (
     CARD,
@@ -167,16 +168,26 @@ def _made_by_runs(converted: nn.Module, facts: dict[str, Any]) -> None:
     for entry in facts.get("replaced", ()):
         if entry["found"] == "function":
             owner = converted.get_submodule(str(entry["name"]).rpartition(".")[0])
-            parameters = tuple((str(name), float(value)) for name, value in entry["parameters"])
-            activation = Activation(str(entry["activation"]).partition("(")[0], parameters)
+            if entry.get("written") is not None:
+                activation: Activation = Written.from_json(entry["written"])
+            else:
+                parameters = tuple((str(name), float(value)) for name, value in entry["parameters"])
+                activation = Activation(str(entry["activation"]).partition("(")[0], parameters)
             getattr(owner, HOLDER).gate(activation, (str(entry["dtype"]),))
 
 
 def _end_to_end(model: nn.Module, converted: nn.Module, inputs: dict[str, Tensor], described: str) -> EndToEnd:
     """Measure the drift of the last hidden states and of their means over the tokens, which embed sentences."""
+
+    def run(model: nn.Module) -> Any:
+        return _last_hidden(model(**inputs, output_hidden_states=True))
+
     mask = inputs.get("attention_mask")
     with measuring.in_evaluation(model), measuring.in_evaluation(converted), torch.no_grad():
-        before, after = (_last_hidden(each(**inputs, output_hidden_states=True)) for each in (model, converted))
+        before, after = run(model), run(converted)
+        silent = list[str]()  # the first comparison has told why there is no noise floor
+        copied = measuring.in_float64(model, silent)
+        exact = None if copied is None else measuring.run_in_float64(copied, run, silent)
     if before is None or after is None or before.ndim != 3:
         return EndToEnd(described)
     if mask is None or mask.shape != before.shape[:2]:
@@ -185,7 +196,9 @@ def _end_to_end(model: nn.Module, converted: nn.Module, inputs: dict[str, Tensor
     a, b = (torch.where(seen, hidden.double(), 0.0) for hidden in (before, after))
     means = [hidden.sum(1) / seen.sum(1) for hidden in (a, b)]
     cosine = (means[0] * means[1]).sum(-1) / (means[0].norm(dim=-1) * means[1].norm(dim=-1))
-    return EndToEnd(described, float((a - b).abs().max()), max(0.0, float((1 - cosine).max())), float(a.abs().max()))
+    floor = None if exact is None else float((a - torch.where(seen, exact, 0.0)).abs().max())
+    size = float(a.abs().max())
+    return EndToEnd(described, float((a - b).abs().max()), max(0.0, float((1 - cosine).max())), size, floor)
 
 
 def _last_hidden(output: Any) -> Tensor | None:

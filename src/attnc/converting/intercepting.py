@@ -1,25 +1,29 @@
-"""Find activations that are function calls in a module's code, and replace them while the code runs.
+"""Find activations that are function calls or arithmetic in a module's code, and replace them while the code runs.
 
 Calls are found in three ways. The names in the code of functions and methods show which modules call activations. They
 are followed through the package that defines the module. This needs no inputs, and control flow cannot hide a call. For
 modules that torch.fx can trace, it shows the arguments. While a module runs, torch passes every call of a torch
-function to `_Mode`, which computes activations by attention.
+function to `_Mode`, which computes activations by attention. It also notes, on the tensors themselves, how arithmetic
+of one tensor and numbers made them (`arithmetic.Form`), and computes by attention what turns out to be an activation.
 """
 
 from __future__ import annotations
 
+import dis
 import functools
 import inspect
 import threading
 import types
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
+from attnc.converting.arithmetic import Form, Tree, Written, matched
 from attnc.converting.recognising import READERS, ActivationCall, name_of, read_call
+from attnc.converting.tracing import COMPARISONS, CONSTANTS, EXTREMES, TRACED, fresh, is_inplace, operation_of, step_of
 
 HOLDER = "attention_functions"
 """The name of the submodule that computes the calls."""
@@ -28,15 +32,34 @@ MAX_FUNCTIONS = 400
 Measured: no module of BERT, GPT-2, Llama and T5 has more than 33."""
 CALLED_NAMES = {*READERS, *(f"{name}_" for name in READERS), "log_sigmoid"}
 """The names in code that may be activations."""
-Answer = Callable[[ActivationCall, Tensor], Tensor | None]
-"""A call and its input → the result, or None if the framework's own function should run."""
+FORM = "attnc_form"
+"""The attribute of a tensor that holds its `Form`."""
+ALWAYS = {*COMPARISONS, *CONSTANTS, *EXTREMES, "where", "masked_fill"}
+"""Functions that are noted in all modules. Others are noted in modules whose code shows that it matters, because a form
+keeps its source in memory."""
+
+
+class Holder(Protocol):
+    """What computes the calls of a module."""
+
+    notes_forms: bool
+
+    def answer(self, call: ActivationCall, x: Tensor) -> Tensor | None:
+        """Return the result of a call, or None if the framework's own function should run."""
+
+    def written(self, activation: Written, x: Tensor) -> Tensor | None:
+        """Return the activation of x that arithmetic computes, or None if it cannot be converted."""
+
+    def extreme(self, name: str, x: Any, y: Any) -> Tensor | None:
+        """Return the maximum or minimum of two tensors, or None if the framework's own function should run."""
 
 
 class Running(threading.local):
-    """The `Answer` of every module that is running in this thread, outermost first."""
+    """The holder of every module that is running in this thread, outermost first, and the number of in-place calls."""
 
     def __init__(self) -> None:
-        self.answers: list[Answer] = []
+        self.holders: list[Holder] = []
+        self.epoch = 0
 
 
 RUNNING = Running()
@@ -46,11 +69,75 @@ class _Mode(TorchFunctionMode):
     """While it is active, the innermost module of `RUNNING` computes the calls of activations."""
 
     def __torch_function__(self, function: Any, kinds: Any, args: Any = (), options: Any = None) -> Any:
-        options, found = options or {}, None
+        options = options or {}
+        holder = RUNNING.holders[-1]
+        if "out" in options or options.get("inplace"):
+            RUNNING.epoch += 1
         call = read_call(function, args, options)
         if call is not None and isinstance(call.input, Tensor):
-            found = RUNNING.answers[-1](call, call.input)
-        return function(*args, **options) if found is None else found
+            found = holder.answer(call, call.input)
+            result = function(*args, **options) if found is None else found
+            if call.inplace:
+                RUNNING.epoch += 1
+            elif found is not None and holder.notes_forms and call.gate_dim is None and call.activation is not None:
+                form = form_of(call.input)
+                if form is not None and call.activation.name != "prelu":
+                    tree = ("abs", form.tree) if call.activation.name == "abs" else ("call", call.activation, form.tree)
+                    setattr(result, FORM, Form(form.source, tree, RUNNING.epoch, form.is_raw))
+            return result
+        name = operation_of(function)
+        if name is None:
+            if is_inplace(function):
+                RUNNING.epoch += 1
+            return function(*args, **options)
+        return _arithmetic(holder, name, function, args, options)
+
+
+def form_of(x: Any) -> Form | None:
+    """Return how arithmetic made the tensor. A tensor without a form is its own source."""
+    form = getattr(x, FORM, None) if isinstance(x, Tensor) else None
+    return form if form is not None and form.epoch == RUNNING.epoch else fresh(x)
+
+
+def _arithmetic(holder: Holder, name: str, function: Any, args: Any, options: Any) -> Any:
+    """Run a function of arithmetic, by attention if its result is an activation of one tensor."""
+    step = None
+    if name in ALWAYS or holder.notes_forms or any(getattr(x, FORM, None) is not None for x in args):
+        step = step_of(name, args, options, form_of)
+    if step is None:
+        if name in EXTREMES and len(args) == 2 and not options:
+            found = holder.extreme(EXTREMES[name], *args)
+            if found is not None:
+                return found
+        return function(*args, **options)
+    source, tree, is_raw = step
+    if is_raw and source is not None and _has_shape_of(source, args):
+        activation = _matched(tree)
+        found = None if activation is None else holder.written(activation, source)
+        if found is not None:
+            setattr(found, FORM, Form(source, tree, RUNNING.epoch))
+            return found
+    if name in EXTREMES and len(args) == 2 and not options:
+        found = holder.extreme(EXTREMES[name], *args)
+        if found is not None:
+            return found
+    result = function(*args, **options)
+    if isinstance(result, Tensor) and (source is None or result.shape == source.shape):
+        setattr(result, FORM, Form(source, tree, RUNNING.epoch, is_raw))
+    return result
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch.compile would trace the search
+def _matched(tree: Tree) -> Written | None:
+    return matched(tree)
+
+
+def _has_shape_of(source: Tensor, args: Any) -> bool:
+    """Return whether the result of a function of these arguments has the shape and dtype of the source."""
+    tensors = [x for x in args if isinstance(x, Tensor)]
+    return all(x.shape == source.shape or x.ndim == 0 for x in tensors) and all(
+        x.dtype == source.dtype for x in tensors if x.is_floating_point() and x.ndim
+    )
 
 
 def _answered(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -58,21 +145,24 @@ def _answered(method: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(method)
     def run(self: nn.Module, *args: Any, **options: Any) -> Any:
-        is_outermost = not RUNNING.answers
-        RUNNING.answers.append(getattr(self, HOLDER).answer)
+        is_outermost = not RUNNING.holders
+        RUNNING.holders.append(getattr(self, HOLDER))
         try:
             if not is_outermost:
                 return method(self, *args, **options)
             with _Mode():
-                return method(self, *args, **options)
+                result = method(self, *args, **options)
+            if isinstance(result, Tensor) and getattr(result, FORM, None) is not None:
+                setattr(result, FORM, None)  # it would keep its source in memory
+            return result
         finally:
-            RUNNING.answers.pop()
+            RUNNING.holders.pop()
 
     return run
 
 
 def intercept(module: nn.Module, holder: nn.Module, methods: Iterable[str]) -> None:
-    """Let `holder.answer` compute the activations in these methods of this module, and of no other of its class."""
+    """Let the holder compute the activations in these methods of this module, and of no other of its class."""
     kind = type(module)
     own = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
     replaced = {name: _answered(getattr(kind, name)) for name in methods}
@@ -86,6 +176,8 @@ def methods_with_activations(module: nn.Module) -> dict[str, set[str]]:
     for name, method in inspect.getmembers(type(module), inspect.isfunction):
         if getattr(nn.Module, name, None) is method or (name.startswith("__") and name != "__call__"):
             continue
+        if not inspect.isfunction(inspect.getattr_static(type(module), name)):
+            continue  # a static method has no module whose gates could compute
         names = set[str]()
         for function in _followed(method, module):
             for used in _names(function.__code__):
@@ -99,14 +191,42 @@ def methods_with_activations(module: nn.Module) -> dict[str, set[str]]:
     return found
 
 
-def compiled_functions(module: nn.Module) -> set[str]:
-    """Return the TorchScript functions that the module's code names. Their activations cannot be found."""
-    return {
-        name
-        for function in _followed(type(module).forward, module)
-        for name in _names(function.__code__)
-        if isinstance(function.__globals__.get(name), torch.jit.ScriptFunction)
-    }
+def arithmetic_names(module: nn.Module) -> set[str]:
+    """Return the functions and comparisons in the code of forward that may be part of an activation."""
+    found = set[str]()
+    for function in _followed(type(module).forward, module):
+        found |= {name.removesuffix("_") for name in _names(function.__code__)} & {*TRACED, "maximum", "minimum", "max"}
+        found |= set(_operators(function.__code__))
+    return found
+
+
+def _operators(code: types.CodeType) -> Iterator[str]:
+    """Yield the comparisons, powers and divisions in the code."""
+    for step in dis.get_instructions(code):
+        if step.opname == "COMPARE_OP":
+            yield "a comparison"
+        elif step.opname == "BINARY_OP" and step.argrepr in ("/", "**"):
+            yield step.argrepr
+
+
+def compiled_functions(module: nn.Module) -> dict[str, set[str]]:
+    """Return the TorchScript functions that the module's code names, each with the activations in its graph."""
+    found = {}
+    for function in _followed(type(module).forward, module):
+        for name in _names(function.__code__):
+            named = function.__globals__.get(name)
+            if isinstance(named, torch.jit.ScriptFunction):
+                kinds = {node.kind().rpartition("::")[2].removesuffix("_") for node in _nodes(named.inlined_graph)}
+                found[name] = kinds & CALLED_NAMES
+    return {name: kinds for name, kinds in found.items() if kinds}
+
+
+def _nodes(graph: Any) -> Iterator[Any]:
+    """Yield the nodes of a TorchScript graph, and of the blocks in it."""
+    for node in graph.nodes():
+        yield node
+        for block in node.blocks():
+            yield from _nodes(block)
 
 
 def _followed(function: Any, module: nn.Module) -> Iterator[types.FunctionType]:
@@ -162,3 +282,27 @@ def traced_calls(module: nn.Module) -> list[ActivationCall] | None:
             function = getattr(Tensor, node.target, None) if node.op == "call_method" else node.target
             calls.append(read_call(function, node.args, node.kwargs))
     return [call for call in calls if call is not None]
+
+
+def probe(module: nn.Module, dtype: torch.dtype, device: torch.device | None) -> None:
+    """Make the gates of a module that computes a function of the entries of one tensor, if torch.fx can trace it.
+
+    The graph, not the module, runs on a few numbers. So nothing of the module changes, and its gates are known before
+    the first run.
+    """
+    try:
+        graph = _Shallow().trace(module)
+        inputs = [node for node in graph.nodes if node.op == "placeholder"]
+        if len(inputs) != 1 or any(node.op in ("call_module", "get_attr") for node in graph.nodes):
+            return
+        run = fx.GraphModule(nn.Module(), graph)
+    except Exception:  # the code may fail in any way on a traced value
+        return
+    RUNNING.holders.append(getattr(module, HOLDER))
+    try:
+        with torch.no_grad(), _Mode():
+            run(torch.linspace(-2, 2, 8, dtype=dtype, device=device))
+    except (TypeError, RuntimeError, ValueError, IndexError, AttributeError):  # it needs an input of another kind
+        return
+    finally:
+        RUNNING.holders.pop()

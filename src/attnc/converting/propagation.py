@@ -148,7 +148,7 @@ def activated(x: Reached, solved: Solved, weight: Vector | None = None) -> Reach
     for which, gap in zip(COMPARISONS, x.gaps, strict=True):
         here = x.around(gap)
         range_, slopes = _on_cells(enclose, here)
-        own = np.full(len(slope), solved.error if which.by_attention else 0.0)
+        shift, own = gate_error(solved, here) if which.by_attention else (np.zeros(len(slope)), np.zeros(len(slope)))
         if which.rounds and which.by_attention:
             own = up(own + gate_rounding(solved, x.dtype, here.mag, weight))
         elif which.rounds:
@@ -156,8 +156,31 @@ def activated(x: Reached, solved: Solved, weight: Vector | None = None) -> Reach
         middle = slopes.mid
         off = np.maximum(up(slopes.hi - middle), up(middle - slopes.lo))
         turned = up(off * gap.size), float(up(off.max(initial=0.0) * gap.length))
-        gaps.append(gap.scaled(middle).with_noise(*turned).with_noise(own))
+        gaps.append(gap.scaled(middle, shift).with_noise(*turned).with_noise(own))
     return x.then(values, within, gaps)
+
+
+def gate_error(solved: Solved, x: Interval) -> tuple[Vector, Vector]:
+    """Return centre and radius of G − f on x, in exact arithmetic.
+
+    Proof.  Two lines whose slopes differ by J and that meet at κ have the error −J·t/(e^{βt} + 1), t = |x − κ|. It has
+            the sign of −J everywhere, so that half of it is its centre. It falls for βt ≥ 1.28, so that units which
+            stay away from the kink have next to no error.
+    """
+    full = np.full(x.shape, solved.error)
+    keys = key_arrays(solved.keys)
+    if solved.method != "closed form" or len(keys["slopes"]) != 2 or not solved.error:
+        return np.zeros(x.shape), full
+    (low, beta), (start, offset), values, carried = (keys[name] for name in ("slopes", "offsets", "values", "carried"))
+    jump = carried[1] - carried[0]
+    kink = -offset / beta if beta > 0 else math.nan
+    if low or start or not beta > 0 or not jump or values[0] + carried[0] * kink != values[1] + carried[1] * kink:
+        return np.zeros(x.shape), full  # not two lines that meet
+    away = np.maximum(np.maximum(x.lo - kink, kink - x.hi), 0.0) * (1 - 2.0**-50)
+    s = np.minimum(beta * away, 700.0)
+    local = np.where(s >= 1.5, SLACK * abs(jump) * away / (np.exp(s) + 1), solved.error)
+    half = np.minimum(local, solved.error) / 2
+    return -math.copysign(1.0, jump) * half, up(half)
 
 
 def torch_rounding(solved: Solved, x: Interval, y: Interval, u: float) -> Vector:

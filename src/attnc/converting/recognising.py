@@ -18,6 +18,10 @@ from attnc.converting.activations import Activation
 SOFTPLUS_JUMP = 1e-8
 """The largest jump of a softplus that is converted. torch's softplus is x beyond a threshold, and jumps there. With the
 default threshold 20 the jump is 2.1e-9."""
+GUARD = 1e-4
+"""Largest lower bound of a clamp that is taken for a guard against division by zero, and not for an activation."""
+HUGE = 1e30
+"""A bound of this size only replaces infinities, so that a clamp to it is not an activation."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +36,11 @@ class ActivationCall:
     inplace: bool = False
     gate_dim: int | None = None
     reason: str = ""
+    weight: Any = None  # of prelu
 
 
-Reading = Activation | str
-"""An activation, or the reason why attention cannot compute it."""
+Reading = Activation | str | None
+"""An activation, the reason why attention cannot compute it, or None if the arguments make it something else."""
 
 
 def _made(name: str, **parameters: float) -> Activation:
@@ -75,13 +80,30 @@ def _rrelu(lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False) -
     return "a randomised ReLU in training: call eval() first" if training else _leaky_relu((lower + upper) / 2)
 
 
+def clamped(min: Any = None, max: Any = None) -> Reading:
+    """Read the bounds of a clamp. Those that are tensors are not read here."""
+    if any(isinstance(bound, Tensor) for bound in (min, max)):
+        return None
+    lo = -math.inf if min is None or min <= -HUGE else float(min)
+    hi = math.inf if max is None or max >= HUGE else float(max)
+    if hi == math.inf:
+        if lo == 0:
+            return Activation("relu")
+        return None if lo == -math.inf or 0 < lo <= GUARD else _made("clamp_min", lo=lo)
+    if lo == -math.inf:
+        return _made("clamp_max", hi=hi)
+    if (lo, hi) == (0.0, 6.0):
+        return Activation("relu6")
+    return _made("hardtanh", lo=lo, hi=hi) if lo < hi else None
+
+
 def _plain(name: str) -> Callable[[], Reading]:
     return lambda: Activation(name)
 
 
 WITHOUT_PARAMETERS = (
     *("relu", "relu6", "hardswish", "hardsigmoid", "silu", "mish", "sigmoid", "logsigmoid", "tanh", "tanhshrink"),
-    *("softsign", "selu", "erf"),
+    *("softsign", "selu", "erf", "abs", "atan"),
 )
 """The activations without parameters. Their gates have the same names."""
 READERS: dict[str, Callable[..., Reading]] = {
@@ -91,6 +113,12 @@ READERS: dict[str, Callable[..., Reading]] = {
     "hardtanh": lambda min_val=-1.0, max_val=1.0: _made("hardtanh", lo=min_val, hi=max_val),
     "leaky_relu": _leaky_relu,
     "rrelu": _rrelu,
+    "clamp": clamped,
+    "clip": clamped,
+    "clamp_min": lambda min=None: clamped(min),
+    "clamp_max": lambda max=None: clamped(None, max),
+    "absolute": _plain("abs"),
+    "arctan": _plain("atan"),
     "prelu": lambda weight=None: Activation("prelu"),
     "gelu": lambda approximate="none": Activation("gelu_tanh" if approximate == "tanh" else "gelu"),
     "softplus": _softplus,
@@ -104,11 +132,14 @@ without the first (`input`) and the last (`inplace`). torch's modules have attri
 PARAMETERS = {name: tuple(signature(reader).parameters) for name, reader in READERS.items()}
 
 
-def _read(name: str, input: Any, inplace: bool = False, **given: Any) -> ActivationCall:
+def _read(name: str, input: Any, inplace: bool = False, **given: Any) -> ActivationCall | None:
     found = READERS[name](**given)
+    if found is None:
+        return None
     if isinstance(found, str):
         return ActivationCall(input, None, reason=found)
-    return ActivationCall(input, found, inplace, given.get("dim", -1) if name == "glu" else None)
+    dim = given.get("dim", -1) if name == "glu" else None
+    return ActivationCall(input, found, inplace, dim, weight=given.get("weight"))
 
 
 def _functions() -> dict[Any, tuple[str, bool]]:
@@ -132,11 +163,6 @@ def _modules() -> dict[type[nn.Module], str]:
     return {kinds[key]: name for name in READERS if (key := name.replace("_", "")) in kinds}
 
 
-FUSED: dict[type[nn.Module], str] = {
-    nn.RNNBase: "its activations run inside one fused kernel",
-    nn.RNNCellBase: "its activations run inside one fused kernel",
-}
-"""Modules whose activations cannot be replaced, and the reason."""
 TANH_GELUS = (
     *("NewGELUActivation", "FastGELUActivation", "AccurateGELUActivation", "GELUTanh", "PytorchGELUTanh", "BloomGelu"),
 )
@@ -165,11 +191,6 @@ def read_module(module: nn.Module) -> ActivationCall | None:
     return _read(MODULES[base], None, **given)
 
 
-def why_fused(module: nn.Module) -> str | None:
-    """Return the reason why the activations of a module cannot be replaced, or None if they can."""
-    return next((reason for kind, reason in FUSED.items() if isinstance(module, kind)), None)
-
-
 def read_function(function: Any) -> ActivationCall | None:
     """Return the activation that an attribute of a module computes, with its bound arguments, or None."""
     if isinstance(function, functools.partial):
@@ -196,4 +217,4 @@ def read_call(function: Any, args: Sequence[Any], options: Mapping[str, Any]) ->
         call = _read(name, **dict(zip(names[: len(args)], args, strict=True)), **options)
     except (TypeError, ValueError):  # out=… and other arguments that the reader does not take
         return ActivationCall(None, None, reason=f"{name} was called with unknown arguments: {sorted(options)}")
-    return replace(call, inplace=True) if writes else call
+    return replace(call, inplace=True) if writes and call is not None else call

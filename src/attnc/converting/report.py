@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from attnc.constructions.fitting.gate import ALL_REALS
 from attnc.converting.activations import Solved
+from attnc.converting.arithmetic import Written
 from attnc.model_card import code, escape, fenced
 from attnc.numerics.bound import Bound
 from attnc.wording import ceiling
 
-HEADERS = ("path", "activation", "keys", "proven error", "proven block error", "range seen", "measured drift")
+HEADERS = (
+    *("path", "activation", "keys", "proven error", "proven rounding", "proven block error", "range seen"),
+    *("measured drift", "noise floor", "time"),
+)
 """The column headers of the table."""
 
 
@@ -20,8 +25,14 @@ class Replaced:
     """One activation of the model that is now attention.
 
     `error` is proven in exact arithmetic for every x in `domain`, with the keys as the dtype stores them.
-    `block_error` is ‖|W₂|‖_∞·error, also proven, if the linear map that follows is known. `seen` is the range of the
-    pre-activations, and `drift` is the largest change of the block's output. Both are measured on the example.
+    `block_error` is ‖|W₂|‖_∞·error, also proven, if the linear map that follows is known. In a gated block it counts
+    the other factor, if a norm layer or a clamp bounds that. `block_error_seen` is the same with the size of the other
+    factor on the example. `rounding` is a proven bound of the rounding errors of the activation in its dtype, for
+    inputs in the range `seen`.
+
+    The rest is measured on the example: the range of the pre-activations, and the largest change `drift` of the block's
+    output. `floor` is the change that the dtype alone makes there: the original against itself in float64. `share` is
+    the share of the time of one run.
     """
 
     path: str
@@ -34,16 +45,23 @@ class Replaced:
     domain: tuple[float, float]
     found: str = "module"  # or "function", if it is a call in the code
     block_error: float | None = None
+    block_error_seen: float | None = None
     seen: tuple[float, float] | None = None
     drift: float | None = None
+    floor: float | None = None
+    rounding: float | None = None
+    share: float | None = None
     also: tuple[str, ...] = ()  # further paths of a shared module
     consumers: tuple[str, ...] = ()  # the linear maps that take the output
+    written: Written | None = None  # if it is arithmetic in the code
 
     @classmethod
     def of(cls, solved: Solved, path: str, found: str) -> Replaced:
         activation, figures = solved.activation, (solved.num_anchors, solved.error, solved.method)
         dtype = " or ".join(solved.dtypes)
-        return cls(path, str(activation), activation.parameters, *figures, dtype, solved.domain, found)
+        made = cls(path, str(activation), activation.parameters, *figures, dtype, solved.domain, found)
+        made.written = activation if isinstance(activation, Written) else None
+        return made
 
     def add_consumer(self, path: str) -> None:
         self.consumers = tuple(sorted({*self.consumers, path}))
@@ -67,6 +85,22 @@ class EndToEnd:
     cosine: float | None = None  # 1 − the smallest cosine between pooled outputs
     size: float | None = None  # the largest number in the hidden states of the original
     noise_floor: float | None = None  # the original in its dtype against itself in float64
+
+    def sentence(self) -> str:
+        """Describe the drift beside the noise floor."""
+        if self.hidden is None:
+            return "nothing to compare"
+        changed = f"outputs change by up to {self.hidden:.2e}"
+        if self.noise_floor is None:
+            return changed
+        floor = f"noise floor {self.noise_floor:.2e}"
+        if self.hidden <= 2 * self.noise_floor:
+            return f"{changed}, which is noise ({floor})"
+        return (
+            f"{changed} ({floor})"
+            if not self.noise_floor
+            else (f"{changed}, {self.hidden / self.noise_floor:.3g} times the noise floor ({self.noise_floor:.2e})")
+        )
 
 
 @dataclass(frozen=True)
@@ -155,6 +189,9 @@ class Report:
         The parts that could not be converted, with reasons.
     notes : list of str
         Remarks about the conversion.
+    kept : dict
+        The number of nonlinear operators that stay on purpose, by kind: softmax, normalisation, products. Only if an
+        example was given.
     end_to_end : EndToEnd or None
         The measured drift, if an example was given.
     on_box : OnBox or None
@@ -173,6 +210,7 @@ class Report:
     replaced: list[Replaced] = field(default_factory=list)
     left: list[Left] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    kept: dict[str, int] = field(default_factory=dict)
     end_to_end: EndToEnd | None = None
     on_box: OnBox | None = None
 
@@ -192,6 +230,8 @@ class Report:
         for entry in report["replaced"]:
             del entry["consumers"]
             entry["domain"] = None if entry["domain"] == ALL_REALS else entry["domain"]
+            if entry["written"] is not None and math.isinf(entry["written"]["lipschitz"]):
+                entry["written"]["lipschitz"] = None
         for listed in ("replaced", "left"):
             report[listed] = [{"name": entry.pop("path"), **entry} for entry in report[listed]]
         return report
@@ -200,15 +240,22 @@ class Report:
         """The cells of the table, with proven and measured figures in separate columns."""
         rows = []
         for entry in self.replaced:
-            bounds = ["" if bound is None else ceiling(bound) for bound in (entry.error, entry.block_error)]
+            bounds = (entry.error, entry.rounding, entry.block_error)
             seen = "" if entry.seen is None else f"[{entry.seen[0]:.3g}, {entry.seen[1]:.3g}]"
-            drift = "" if entry.drift is None else f"{entry.drift:.2e}"
-            rows.append([entry.path or "(the model)", entry.activation, str(entry.anchors), *bounds, seen, drift])
+            measured = ["" if each is None else f"{each:.2e}" for each in (entry.drift, entry.floor)]
+            share = "" if entry.share is None else f"{100 * entry.share:.1f} %"
+            proven = ["" if bound is None else ceiling(bound) for bound in bounds]
+            start = [entry.path or "(the model)", entry.activation, str(entry.anchors)]
+            rows.append([*start, *proven, seen, *measured, share])
         return rows
 
     def markdown(self) -> str:
         """The table in Markdown."""
-        rows = [HEADERS, (*[":--"] * 2, *["--:"] * 5), *((code(path), *cells) for path, *cells in self.rows())]
+        rows = [
+            HEADERS,
+            (*[":--"] * 2, *["--:"] * (len(HEADERS) - 2)),
+            *((code(path), *cells) for path, *cells in self.rows()),
+        ]
         return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
     def html(self) -> str:
@@ -226,11 +273,13 @@ class Report:
         """The lines below the table: parts left, notes, and the drift from end to end."""
         lines = [f"left as it was: {entry.path or 'the model'} ({entry.what}): {entry.reason}" for entry in self.left]
         lines += [f"note: {note}" for note in self.notes]
+        if self.kept:
+            kinds = ", ".join(f"{kind} ({count})" for kind, count in self.kept.items())
+            lines.append(f"kept on purpose, with the number of operators: {kinds}")
         drift = self.end_to_end
         if drift is not None and drift.hidden is not None:
-            pooled = "" if drift.cosine is None else f", 1 − cosine of pooled outputs {drift.cosine:.2e}"
-            floor = "" if drift.noise_floor is None else f" (noise floor {drift.noise_floor:.2e})"
-            lines.append(f"measured on {drift.inputs}: outputs change by up to {drift.hidden:.2e}{floor}{pooled}")
+            pooled = "" if drift.cosine is None else f"; 1 − cosine of pooled outputs {drift.cosine:.2e}"
+            lines.append(f"measured on {drift.inputs}: {drift.sentence()}{pooled}")
         if self.on_box is not None:
             lines.append(str(self.on_box))
         return lines
@@ -253,6 +302,8 @@ def model_card(report: Report, source: str, architecture: str) -> str:
     ]
     if drift is not None and drift.hidden is not None:
         moved = f"- **largest drift of the last hidden states:** {drift.hidden:.2e} (their size: {drift.size or 0:.3g})"
+        if drift.noise_floor is not None:
+            moved += f"\n- **noise floor, the source in its dtype against float64:** {drift.noise_floor:.2e}"
         if drift.cosine is not None:
             moved += f"\n- **1 − cosine of mean-pooled embeddings, at most:** {drift.cosine:.2e}"
         blocks += ["## End to end, measured", f"On {escape(drift.inputs)}:", moved]

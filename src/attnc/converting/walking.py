@@ -10,10 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnc.constructions.fitting.gate import ROUNDED_UP
+from attnc.constructions.fitting.gate import ROUNDED_UP, power_of_two
 from attnc.converting import measuring
 from attnc.converting.activations import Activation, Solved, solve
-from attnc.converting.intercepting import compiled_functions, intercept, methods_with_activations, traced_calls
+from attnc.converting.arithmetic import Written
+from attnc.converting.intercepting import (
+    arithmetic_names,
+    compiled_functions,
+    intercept,
+    methods_with_activations,
+    probe,
+    traced_calls,
+)
 from attnc.converting.modules import (
     DTYPE_NAMES,
     DTYPES,
@@ -24,10 +32,17 @@ from attnc.converting.modules import (
     AttentionSoftsign,
     into,
 )
-from attnc.converting.recognising import ActivationCall, read_function, read_module, why_fused
+from attnc.converting.pairs import AttentionMaximum, maximum_keys, prelu
+from attnc.converting.recognising import ActivationCall, read_function, read_module
+from attnc.converting.recurrent import AttentionCell, AttentionRecurrence, activations_of, recurrent
 from attnc.converting.report import Left, Replaced, Report
+from attnc.converting.tracing import TRACED
 from attnc.errors import InputError, positive_number
 
+UNCERTAIN = {"exp", "expm1", "log", "log1p", "logaddexp", "sign"}
+"""Functions whose names in code do not show whether they work on data, and whether they are part of an activation."""
+OF_POSITIONS = {"abs", "clamp", "clamp_min", "clamp_max"}
+"""Functions that TorchScript helpers, as those of DeBERTa-v2, call on positions. A run shows whether these are data."""
 DEVICES = ("cpu", "cuda", "mps", "xpu")
 """The devices on which tensors have values. On the meta device they have none."""
 
@@ -49,6 +64,9 @@ def convert_module(module: nn.Module, eps: float, strict: bool, example: Any) ->
     walk.done.clear()  # the gates of functions hold this walk, which would keep the replaced modules in memory
     if example is not None:
         measuring.compare(module, converted, example, report)
+    elif walk.unread:
+        names = "; ".join(f"{name} ({', '.join(paths)})" for name, paths in sorted(walk.unread.items()))
+        report.notes.append(f"the code also calls functions that may be nonlinear: {names}. Give example= to see")
     if not report.replaced and not report.left and not walk.num_intercepted:
         raise InputError(
             f"there is no activation in this {type(module).__name__}: nothing to convert. Give example= to find "
@@ -98,31 +116,76 @@ def _dtype_of(module: nn.Module) -> torch.dtype | None:
 class FunctionGates(nn.Module):
     """The attention that computes activations called in a module's code. Each gate is made at its first call."""
 
-    def __init__(self, path: str, walk: _Conversion) -> None:
+    def __init__(self, path: str, walk: _Conversion, *, notes_forms: bool = False) -> None:
         super().__init__()
-        self.path, self.walk = path, walk
+        self.path, self.walk, self.notes_forms = path, walk, notes_forms
         self.gates = nn.ModuleDict()
+        self.pairs = nn.ModuleDict()  # the maxima of two tensors, by the name of their gate
+        self.names: dict[Activation, tuple[str, ...]] = {}  # the names of the gates
+        self.largest_jump = 1.0  # of |1 − weight|, over the calls of prelu
+        self.refused: set[Activation] = set()  # arithmetic that is no activation with a proof
 
     def answer(self, call: ActivationCall, x: Tensor) -> Tensor | None:
         """Return the result of a call, or None if the framework's own function should run."""
+        if isinstance(x, nn.Parameter) or not (x.is_floating_point() or x.is_complex()):
+            return None  # neither weights nor counts are data
         if x.dtype not in DTYPES:
             call = ActivationCall(x, None, reason=call.reason or f"a tensor of {x.dtype}")
-        elif call.activation is not None and call.activation.name == "prelu":
-            call = ActivationCall(x, None, reason="prelu with a weight that the call computes")
         activation = self.walk.convertible(call, self.path, "function")
         if activation is None:
             return None
+        if activation.name == "prelu":
+            return prelu(self.prelu(call.weight, DTYPES[x.dtype]), x, call.weight)
         gate = self.gate(activation, (DTYPES[x.dtype],))
         if call.gate_dim is not None:
             return AttentionGLU(gate, call.gate_dim)(x)
         return into(x, gate) if call.inplace else gate(x)
 
+    def written(self, activation: Written, x: Tensor) -> Tensor | None:
+        """Return the activation of x that arithmetic computes, or None if it cannot be proved or x is no data."""
+        if isinstance(x, nn.Parameter) or x.dtype not in DTYPES or activation in self.refused:
+            return None
+        try:
+            return self.gate(activation, (DTYPES[x.dtype],))(x)
+        except InputError:
+            self.refused.add(activation)
+            return None
+
+    def extreme(self, name: str, x: Any, y: Any) -> Tensor | None:
+        """Return the maximum or minimum of two tensors by two keys, or None for numbers that are no data."""
+        if not all(isinstance(part, Tensor) and part.dtype in DTYPES for part in (x, y)):
+            return None
+        if all(isinstance(part, nn.Parameter) for part in (x, y)):
+            return None
+        gate = self.gate(Activation("maximum"), (DTYPES[torch.promote_types(x.dtype, y.dtype)],))
+        (name_of_gate,) = (key for key in self.names[Activation("maximum")] if self.gates[key] is gate)
+        if name_of_gate not in self.pairs:
+            self.pairs[name_of_gate] = AttentionMaximum(gate)
+        made: Tensor = self.pairs[name_of_gate](x, y, name)
+        return made
+
+    def prelu(self, weight: Tensor, dtype: str) -> AttentionActivation:
+        """Return a ReLU for a PReLU of this weight, accurate enough for an error that counts |1 − weight| times."""
+        if not torch.compiler.is_compiling():
+            jump = float((1 - weight.detach().double()).abs().max()) * ROUNDED_UP
+            self.largest_jump = max(self.largest_jump, power_of_two(max(jump, 1.0)))
+        return self.gate(Activation("prelu", (("jump", self.largest_jump),)), (dtype,))
+
     def gate(self, activation: Activation, dtypes: tuple[str, ...]) -> AttentionActivation:
+        """Return the gate of an activation. It is made if there is none whose keys are proved in these dtypes."""
+        for name in self.names.get(activation, ()):
+            gate = self.gates[name]
+            assert isinstance(gate, AttentionActivation)
+            if set(dtypes) <= set(gate.solved.dtypes):
+                return gate
         name = "".join(c if c.isalnum() else "_" for c in str(activation))
-        if name not in self.gates:
-            path = _joined(self.path, f"{activation.name}()")
-            self.gates[name] = self.walk.made(activation, dtypes, path, "function")
-        return self.gates[name]  # type: ignore[return-value]
+        while name in self.gates:
+            name += "_"
+        path = _joined(self.path, f"{activation.name}()")
+        made = self.walk.made(activation, dtypes, path, "function")
+        self.gates[name] = made
+        self.names[activation] = (*self.names.get(activation, ()), name)
+        return made
 
 
 @dataclasses.dataclass(eq=False)
@@ -131,6 +194,7 @@ class _Conversion:
     dtypes: tuple[str, ...]
     device: torch.device | None = None
     num_intercepted: int = 0
+    unread: dict[str, list[str]] = dataclasses.field(default_factory=dict)  # a function in code → paths of modules
     done: dict[nn.Module, nn.Module] = dataclasses.field(default_factory=dict)  # a module → its replacement, or itself
 
     def convert(self, module: nn.Module, path: str = "") -> nn.Module:
@@ -156,11 +220,16 @@ class _Conversion:
         return module
 
     def _replacement(self, module: nn.Module, path: str) -> nn.Module | None:
-        kind, reason = type(module).__name__, why_fused(module)
+        kind = type(module).__name__
         if isinstance(module, torch.jit.ScriptModule):
-            kind, reason = "TorchScript", "a compiled module cannot be taken apart"
-        if reason is not None:
-            self.leave(path, kind, reason)
+            self.leave(path, "TorchScript", "a compiled module cannot be taken apart")
+            return None
+        if activations_of(module) is not None:
+            return recurrent(
+                module, lambda name: self.made(Activation(name), self.dtypes, _joined(path, f"gates.{name}"), "module")
+            )
+        if isinstance(module, nn.RNNBase | nn.RNNCellBase):
+            self.leave(path, kind, "its activations run inside one fused kernel, and it has a forward of its own")
             return None
         call = read_module(module)
         activation = self.convertible(call, path, kind)
@@ -186,7 +255,18 @@ class _Conversion:
         *,
         inplace: bool = False,
     ) -> AttentionActivation:
-        solved = self._solved(activation, dtypes, path)
+        if activation.name == "maximum":
+            solved = maximum_keys(self.report.eps, dtypes)
+        elif activation.name == "prelu":
+            ((_, jump),) = activation.parameters
+            relu = self._solved(Activation("relu"), dtypes, path, self.report.eps / jump)
+            gate = self._recorded(AttentionActivation(relu, device=self.device), path, found)
+            assert gate.entry is not None
+            gate.entry.activation, gate.entry.parameters = "prelu", activation.parameters
+            gate.entry.error = relu.error * jump
+            return gate
+        else:
+            solved = self._solved(activation, dtypes, path)
         kind = AttentionSoftsign if solved.sign is not None else AttentionActivation
         return self._recorded(kind(solved, inplace=inplace, device=self.device), path, found)
 
@@ -235,18 +315,24 @@ class _Conversion:
         self._close_fast_path(module, path)
         if type(module).__module__.startswith(("torch.nn.", "torch.ao.")):
             return
-        for name in sorted(compiled_functions(module)):
-            self.leave(path, name, "a function compiled by TorchScript, whose code cannot be read")
+        for name, kinds in sorted(compiled_functions(module).items()):
+            if kinds <= OF_POSITIONS:
+                self.unread.setdefault(name, []).append(path or "the model")
+            else:
+                self.leave(path, name, f"a function compiled by TorchScript, which calls {', '.join(sorted(kinds))}")
         methods = methods_with_activations(module)
         hidden = list(_hidden_activations(module))
-        if not methods and not hidden and path:
+        arithmetic = arithmetic_names(module)
+        is_leaf = next(module.children(), None) is None
+        notes_forms = bool(arithmetic & set(TRACED)) or (is_leaf and bool(arithmetic))
+        if not methods and not hidden and not notes_forms and path:
             return  # the model itself is always watched: a run shows the calls that its code does not
-        self.num_intercepted += bool(methods or hidden)
-        holder = FunctionGates(path, self)
+        self.num_intercepted += bool(methods or hidden or arithmetic)
+        holder = FunctionGates(path, self, notes_forms=notes_forms)
         calls = traced_calls(module) if "forward" in methods else []
         for call in calls or ():
             activation = self.convertible(call, path, "function")
-            if activation is not None and activation.name != "prelu":
+            if call.weight is None and activation is not None and activation.name != "prelu":
                 holder.gate(activation, self.dtypes)
         if calls is None or hidden or set(methods) - {"forward"}:
             names = sorted({name for names in methods.values() for name in names} | set(hidden))
@@ -254,6 +340,10 @@ class _Conversion:
                 f"{path or 'the model'}: its code may call {', '.join(names)}; each becomes attention when it is called"
             )
         intercept(module, holder, {"forward", *methods})
+        if notes_forms and len(self.dtypes) == 1:
+            probe(module, getattr(torch, self.dtypes[0]), self.device)
+        for name in sorted(arithmetic & UNCERTAIN) if not holder.gates else ():
+            self.unread.setdefault(name, []).append(path or "the model")
 
     def _close_fast_path(self, module: nn.Module, path: str) -> None:
         """Turn off torch's fused kernels for encoder layers, because they compute ReLU or GELU themselves."""
@@ -272,7 +362,7 @@ def _joined(path: str, name: str) -> str:
 
 
 def _is_ours(module: nn.Module) -> bool:
-    return isinstance(module, AttentionActivation | AttentionGLU | FunctionGates)
+    return isinstance(module, AttentionActivation | AttentionGLU | FunctionGates | AttentionCell | AttentionRecurrence)
 
 
 def _hidden_activations(module: nn.Module) -> Iterator[str]:

@@ -197,20 +197,22 @@ ROUNDED_UP = 1 + 2.0**-50
 """Factor that covers the roundings of the few products and quotients in the formula of an error."""
 
 
-def _lines(name: str, eps: float, kinks: tuple[float, ...], lines: list[tuple[float, float]]) -> Gate:
-    """Return the gate of two lines (value, slope) with a kink at 0, or of three with two kinks and equal outer slopes.
+def line_gate(name: str, eps: float, kinks: tuple[float, ...], lines: list[tuple[float, float]]) -> Gate:
+    """Return the gate of two lines (value, slope) that meet at a kink, or of three with equal outer slopes.
 
     Theorem.  |gate − f| ≤ J·W(1/e)/β on all of R, J the difference of two neighbouring slopes.
-    Weights.  Two lines have the scores 0, βx. Three have 0, β(x − lo), β(x − lo) + β(x − hi): the middle line leads
-              between the kinks. β(x − lo) is then subtracted from all. The weights are the same, and each score has one
-              rounding.
+    Weights.  Two lines have the scores 0, β(x − κ). Three have 0, β(x − lo), β(x − lo) + β(x − hi): the middle
+              line leads between the kinks. β(x − lo) is then subtracted from all. The weights are the same, and each
+              score has one rounding.
     Proof.    For two lines see above. Let u = x − lo, v = hi − x. Between the kinks the outer two lines are off by −Ju
               and +Jv, so the error is J(v·e^{−βv} − u·e^{−βu})/(1 + e^{−βu} + e^{−βv}): two terms of opposite signs.
               Neither exceeds J·s·e^{−s}/(1 + e^{−s})/β, s = βv or βu. Below lo, with t = lo − x, the others are off by
               −Jt, weighted e^{−βt}, and by +J(hi − lo), weighted e^{−β(hi − lo)}e^{−2βt}: again of opposite signs,
               and no larger.
     """
-    slopes, offsets = ((0.0, 1.0), (0.0, 0.0)) if len(kinks) == 1 else ((-1.0, 0.0, 1.0), (kinks[0], 0.0, -kinks[1]))
+    slopes, offsets = (
+        ((0.0, 1.0), (0.0, 0.0 - kinks[0])) if len(kinks) == 1 else ((-1.0, 0.0, 1.0), (kinks[0], 0.0, -kinks[1]))
+    )
     jump = abs(lines[1][1] - lines[0][1])
     beta = power_of_two(jump * W / positive_number("eps", eps) * ROUNDED_UP)  # so that jump·W(1/e)/β ≤ eps
     values, carried = np.array(lines).T
@@ -220,7 +222,19 @@ def _lines(name: str, eps: float, kinks: tuple[float, ...], lines: list[tuple[fl
 
 def leaky_relu(eps: float, slope: float = 0.01, name: str = "leaky_relu") -> Gate:
     """Return the gate with values slope·x, x."""
-    return _lines(name, eps, (0.0,), [(0.0, real_number("slope", slope)), (0.0, 1.0)])
+    return line_gate(name, eps, (0.0,), [(0.0, real_number("slope", slope)), (0.0, 1.0)])
+
+
+def clamp_min(eps: float, lo: float = 0.5) -> Gate:
+    """Return the gate of max(x, lo), with values lo, x."""
+    lo = real_number("lo", lo)
+    return line_gate("clamp_min", eps, (lo,), [(lo, 0.0), (0.0, 1.0)])
+
+
+def clamp_max(eps: float, hi: float = 0.5) -> Gate:
+    """Return the gate of min(x, hi), with values x, hi."""
+    hi = real_number("hi", hi)
+    return line_gate("clamp_max", eps, (hi,), [(0.0, 1.0), (hi, 0.0)])
 
 
 def clip(eps: float, lo: float = -1.0, hi: float = 1.0, name: str = "clip") -> Gate:
@@ -228,12 +242,12 @@ def clip(eps: float, lo: float = -1.0, hi: float = 1.0, name: str = "clip") -> G
     lo, hi = real_number("lo", lo), real_number("hi", hi)
     if not lo < hi:
         raise InputError(f"{name} needs lo < hi, found lo={lo:g}, hi={hi:g}")
-    return _lines(name, eps, (lo, hi), [(lo, 0.0), (0.0, 1.0), (hi, 0.0)])
+    return line_gate(name, eps, (lo, hi), [(lo, 0.0), (0.0, 1.0), (hi, 0.0)])
 
 
 def hardsigmoid(eps: float) -> Gate:
     """Return the gate of clip(x/6 + ½, 0, 1)."""
-    gate = _lines("hardsigmoid", eps, (-3.0, 3.0), [(0.0, 0.0), (0.5, 1 / 6), (1.0, 0.0)])
+    gate = line_gate("hardsigmoid", eps, (-3.0, 3.0), [(0.0, 0.0), (0.5, 1 / 6), (1.0, 0.0)])
     return replace(gate, error=gate.error + 2.0**-54)  # 1/6 is stored rounded
 
 
@@ -241,7 +255,7 @@ def soft_threshold(eps: float, threshold: float = 0.5) -> Gate:
     """Return the gate of x ∓ λ beyond ±λ and 0 between, with values x + λ, 0, x − λ."""
     threshold = positive_number("threshold", threshold)
     lines = [(threshold, 1.0), (0.0, 0.0), (-threshold, 1.0)]
-    return _lines("soft_threshold", eps, (-threshold, threshold), lines)
+    return line_gate("soft_threshold", eps, (-threshold, threshold), lines)
 
 
 def max_gate(eps: float, count: int = 2, name: str = "max") -> Gate:
@@ -612,7 +626,7 @@ def recipe_gate(name: str, recipe: GateRecipe | None, eps: float, hi: float = 0.
             numbers = map(np.array, (slopes, offsets, values, *([carried] if any(carried) else [])))
             return Gate(name, SoftHead.of_one_variable(*numbers), error, lipschitz, is_proved=True)
         case TwoLines(left, right):
-            return _lines(name, eps, (0.0,), [(0.0, left), (0.0, right)])  # relu is x·σ(βx)
+            return line_gate(name, eps, (0.0,), [(0.0, left), (0.0, right)])  # relu is x·σ(βx)
         case FittedKeys() as recipe:
             errors = {p: row[-1] for p, row in recipe.rows.items()}
             return min_keys(name, eps, errors, lambda p: solved_gate(name, recipe, p))
@@ -626,6 +640,8 @@ GATES: dict[str, Callable[..., Gate]] = {
     **{name: functools.partial(function_gate, name) for name in ACTIVATIONS},
     "leaky_relu": leaky_relu,
     "prelu": functools.partial(leaky_relu, slope=0.25, name="prelu"),
+    "clamp_min": clamp_min,
+    "clamp_max": clamp_max,
     "clip": clip,
     "hardtanh": functools.partial(clip, name="hardtanh"),
     "relu6": functools.partial(clip, lo=0.0, hi=6.0, name="relu6"),

@@ -44,6 +44,8 @@ REFERENCES: dict[str, Reference] = {
     "mish": lambda t: t * softplus(t).tanh(),
     "leaky_relu": lambda t: t if t > 0 else arb(0.01) * t,
     "prelu": lambda t: t if t > 0 else t / 4,
+    "clamp_min": lambda t: t if t > 0.5 else arb(0.5),
+    "clamp_max": lambda t: t if t < 0.5 else arb(0.5),
     "clip": lambda t: clip(t, -1, 1),
     "hardtanh": lambda t: clip(t, -1, 1),
     "relu6": lambda t: clip(t, 0, 6),

@@ -70,6 +70,8 @@ LIMITS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     **dict.fromkeys(("elu", "celu"), lambda x: np.maximum(x, -1)),
     "tanhshrink": lambda x: x - np.sign(x),
     "leaky_relu": lambda x: np.maximum(x, 0.01 * x),
+    "clamp_min": lambda x: np.maximum(x, 0.5),
+    "clamp_max": lambda x: np.minimum(x, 0.5),
     "prelu": lambda x: np.maximum(x, 0.25 * x),
     "abs": np.abs,
     "relu6": lambda x: 6.0 * (x > 0),
