@@ -97,7 +97,8 @@ def test_functions_in_code_are_answered_and_reported():
     torch.manual_seed(1)
     model, x = Functional().eval(), torch.randn(5, 16)
     converted, report = attnc.convert(model, eps=1e-6, example=x)
-    assert assert_same_by_attention(model, converted, x).counts["_softmax"] >= 8
+    assert_same_by_attention(model, converted, x)
+    assert len(report.replaced) >= 8
     found = {entry.activation.partition("(")[0] for entry in report.replaced}
     assert found == {"leaky_relu", "sigmoid", "relu", "erf", "elu", "gelu_tanh", "tanh", "silu"}
     assert "leaky_relu(slope=0.2)" in {entry.activation for entry in report.replaced}
