@@ -17,10 +17,12 @@ Keys.    One exponential for each key, after the largest score is subtracted.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Context, Decimal
 from fractions import Fraction
+from importlib.util import find_spec
 
 import numpy as np
 
@@ -42,14 +44,16 @@ KINK_ROOM = 8.0
 class Evaluation:
     """Numbers for one of the loops: "two", "ramp", "ramp_values", "sided", "lines" or "keys".
 
-    `numbers` begin with 0, 1, the largest exponent and the largest number of the dtype. `saved` holds (K, v_0, v_1) if the
-    derivative is K(y − v_0)(v_1 − y), so that backward needs the output alone.
+    `numbers` begin with 0, 1, the largest exponent and the largest number of the dtype. `saved` holds (K, v_0, v_1) if
+    the derivative is K(y − v_0)(v_1 − y), so that backward needs the output alone.
     """
 
     kind: str
     numbers: Float[np.ndarray, " numbers"]
     num_keys: int
     saved: Float[np.ndarray, " three"] | None = None
+    step: float | None = None  # δ, if weights are powers of e^{−δ|x|}
+    kinks: tuple[float, ...] | None = None  # of lines, in ascending order
 
     @property
     def description(self) -> str:
@@ -83,12 +87,19 @@ def evaluation_of(keys: Keys, dtype: str, *, is_product: bool = False) -> Evalua
     return _keys(a, c, v, u, dtype, is_product)
 
 
+def evaluation_text(keys: Keys, dtype: str, *, is_product: bool = False) -> str:
+    """Describe how these keys are evaluated on a CPU: by compiled loops if numba is installed."""
+    if find_spec("numba") is None:
+        return "softmax in torch"
+    return f"compiled, {evaluation_of(keys, dtype, is_product=is_product).description}"
+
+
 def lattice_step(slopes: Float[np.ndarray, " keys"], dtype: str) -> float | None:
     """Return δ if the sorted slopes are spaced by exactly δ and the dtype holds it, otherwise None."""
     if len(slopes) < 2 or not np.isfinite(slopes).all():
         return None
     exact = [Fraction(slope) for slope in slopes.tolist()]
-    gaps = {b - a for a, b in zip(exact, exact[1:], strict=False)}
+    gaps = {b - a for a, b in itertools.pairwise(exact)}
     step = float(np.dtype(dtype).type(slopes[1] - slopes[0]))
     return step if gaps == {Fraction(step)} and step > 0 else None
 
@@ -103,7 +114,7 @@ def _start(dtype: str) -> list[float]:
     return [0.0, 1.0, MOST_EXPONENT[dtype], float(np.finfo(dtype).max)]
 
 
-def _weights(c: Float[np.ndarray, " keys"]) -> Float[np.ndarray, " keys"]:
+def powers_weights(c: Float[np.ndarray, " keys"]) -> Float[np.ndarray, " keys"]:
     """Return e^{c_k − c_0}, correct to the last digit of float64 and almost never off by one."""
     context = Context(prec=40)
     first = Decimal(float(c[0]))
@@ -116,25 +127,25 @@ def _padded(numbers: np.ndarray, size: int) -> list[float]:
 
 
 def _ramp(step: float, c: np.ndarray, v: np.ndarray, u: np.ndarray, dtype: str) -> Evaluation:
-    p, C = len(c), _weights(c)
+    p, C = len(c), powers_weights(c)
     Q, P = (u - u[0]) * C, (v - v[0]) * C
     kind = "ramp_values" if P.any() else "two" if p == 2 else "ramp"
     size = {"two": 2, "ramp": MOST_RAMP_KEYS, "ramp_values": MOST_VALUE_KEYS}[kind] - 1
     numbers = [*_start(dtype), step, v[0], u[0], u[-1], *_padded(C, size), *_padded(Q, size), *_padded(P, size)]
-    return Evaluation(kind, np.array(numbers, dtype), p)
+    return Evaluation(kind, np.array(numbers, dtype), p, step=step)
 
 
 def _sided(step: float, c: np.ndarray, v: np.ndarray, u: np.ndarray, dtype: str) -> Evaluation:
     numbers, size = [*_start(dtype), step], MOST_SIDED_KEYS - 1
     for c_side, v_side, u_side in ((c, v, u), (c[::-1], v[::-1], u[::-1])):
-        C = _weights(c_side)
+        C = powers_weights(c_side)
         numbers += [v_side[0], u_side[0]]
         for coefficients in (C, (v_side - v_side[0]) * C, (u_side - u_side[0]) * C):
             numbers += _padded(coefficients, size)
     saved = None
     if len(c) == 2 and not u.any() and v[0] != v[1]:
         saved = np.array([step / (v[1] - v[0]), v[0], v[1]], dtype)
-    return Evaluation("sided", np.array(numbers, dtype), len(c), saved)
+    return Evaluation("sided", np.array(numbers, dtype), len(c), saved, step)
 
 
 def _kinks(a: np.ndarray, c: np.ndarray, dtype: str) -> list[float] | None:
@@ -158,7 +169,7 @@ def _lines(
     middle = [v[1], u[1]] if len(a) == 3 else [v[0], u[0]]
     numbers = [*_start(dtype), float(is_product), kinks[0], kinks[-1], near, at_zero]
     numbers += [v[0], u[0], *middle, v[-1], u[-1], *a, *c, *v, *u]
-    return Evaluation("lines", np.array(numbers, dtype), len(a))
+    return Evaluation("lines", np.array(numbers, dtype), len(a), kinks=tuple(kinks))
 
 
 def _keys(a: np.ndarray, c: np.ndarray, v: np.ndarray, u: np.ndarray, dtype: str, is_product: bool) -> Evaluation:

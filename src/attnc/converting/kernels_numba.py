@@ -1,7 +1,8 @@
 """Compiled loops for activations by attention, forwards and backwards. This module imports numba.
 
-Every loop computes y of flat arrays of equal length, which do not overlap. `c` holds the numbers of an `Evaluation`, in the dtype of the arrays: all constants are read from it,
-because a literal would be float64. A worker takes the addresses of its arrays, so that threads of any pool can call it.
+Every loop computes y of flat arrays of equal length, which do not overlap. `c` holds the numbers of an `Evaluation`, in
+the dtype of the arrays: all constants are read from it, because a literal would be float64. A worker takes addresses
+of arrays, so that threads of any pool can call it.
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ def two(x: Any, y: Any, grad: Any, c: Any, p: Any) -> None:
 
 def two_slope(x: Any, y: Any, grad: Any, c: Any, p: Any) -> None:
     """With B = Q·E/D, (x·B)′ = B − δ|x|·E·Q/D²."""
-    zero, one, limit, most, step, first, last, D1, Q1 = c[0], c[1], c[2], c[3], c[4], c[6], c[7], c[8], c[9]
+    zero, one, limit, step, first, last, D1, Q1 = c[0], c[1], c[2], c[4], c[6], c[7], c[8], c[9]
     for i in range(len(y)):
         size = step * abs(x[i])
         E = _power(size, limit, zero)
@@ -153,7 +154,7 @@ def ramp(x: Any, y: Any, grad: Any, c: Any, p: Any) -> None:
 
 def ramp_slope(x: Any, y: Any, grad: Any, c: Any, p: Any) -> None:
     """With B = Q/D, (x·B)′ = B − δ|x|·E(Q′ − B·D′)/D."""
-    zero, one, limit, most, step, first, last = c[0], c[1], c[2], c[3], c[4], c[6], c[7]
+    zero, one, limit, step, first, last = c[0], c[1], c[2], c[4], c[6], c[7]
     D1, D2, D3, D4, D5, D6, D7, D8, D9 = c[8], c[9], c[10], c[11], c[12], c[13], c[14], c[15], c[16]
     Q1, Q2, Q3, Q4, Q5, Q6, Q7, Q8, Q9 = c[17], c[18], c[19], c[20], c[21], c[22], c[23], c[24], c[25]
     for i in range(len(y)):

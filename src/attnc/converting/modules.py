@@ -25,7 +25,7 @@ from torch.autograd.graph import increment_version
 
 from attnc.converting import kernels
 from attnc.converting.activations import Solved, key_arrays
-from attnc.converting.evaluation import evaluation_of
+from attnc.converting.evaluation import evaluation_of, evaluation_text
 from attnc.converting.kernels import Fused
 from attnc.converting.report import Replaced
 from attnc.errors import InputError
@@ -252,12 +252,11 @@ class AttentionActivation(nn.Module):
 
     @property
     def evaluation(self) -> str:
-        """How the activation is computed on the CPU, outside traces."""
-        dtype = self.solved.dtypes[-1]
-        if not kernels.is_available() or self._parameters:
+        """How the activation is computed on a CPU, outside traces."""
+        if self._parameters:
             return "softmax in torch"
-        keys = {name: getattr(self, name).detach().cpu().numpy() for name in KEY_TENSORS}
-        return f"compiled, {evaluation_of(keys, dtype, is_product=self.solved.is_product).description}"
+        keys = {name: getattr(self, name).cpu().numpy() for name in KEY_TENSORS}
+        return evaluation_text(keys, self.solved.dtypes[-1], is_product=self.solved.is_product)
 
     def keys(self, x: Tensor) -> Keys:
         """Return the keys in the dtype and on the device of x."""
@@ -273,7 +272,7 @@ class AttentionActivation(nn.Module):
         return self.compute(x) if x.dtype == dtype else self.compute(x.to(dtype)).to(x.dtype)
 
     def write_into(self, x: Tensor) -> Tensor:
-        """Write the activation of x into x. If gradients are on, the old x is copied first, because backward needs it."""
+        """Write the activation of x into x. With gradients, the old x is copied first, because backward needs it."""
         needs_grad = x.requires_grad and torch.is_grad_enabled()
         if self.is_fused(x) and x.dtype == compute_dtype(x) and torch.empty_like(x).stride() == x.stride():
             fused = self.prepared.get(self, x.dtype)
@@ -321,7 +320,7 @@ class AttentionActivation(nn.Module):
 
 
 def _loops_run_on(x: Tensor) -> bool:
-    return kernels.is_available() and is_eager(x)
+    return is_eager(x) and kernels.is_available()
 
 
 class AttentionPReLU(AttentionActivation):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from attnc.constructions.fitting.gate import ALL_REALS
-from attnc.converting.activations import Solved
+from attnc.converting.activations import Solved, key_arrays
+from attnc.converting.evaluation import evaluation_text
+from attnc.converting.rounding import rounding_of
 from attnc.model_card import code, escape, fenced
 from attnc.numerics.bound import Bound
 from attnc.wording import ceiling
@@ -22,6 +25,8 @@ class Replaced:
     `error` is proven in exact arithmetic for every x in `domain`, with the keys as the dtype stores them.
     `block_error` is ‖|W₂|‖_∞·error, also proven, if the linear map that follows is known. `seen` is the range of the
     pre-activations, and `drift` is the largest change of the block's output. Both are measured on the example.
+    `evaluation` tells how the activation is computed on a CPU. `rounding` is a proven K: the rounding of the computed
+    activation is at most K(1 + |y|) for every x. It is None if there is no rule, as for softsign and PReLU.
     """
 
     path: str
@@ -38,12 +43,17 @@ class Replaced:
     drift: float | None = None
     also: tuple[str, ...] = ()  # further paths of a shared module
     consumers: tuple[str, ...] = ()  # the linear maps that take the output
+    evaluation: str = ""
+    rounding: float | None = None
 
     @classmethod
     def of(cls, solved: Solved, path: str, found: str) -> Replaced:
         activation, figures = solved.activation, (solved.num_anchors, solved.error, solved.method)
         dtype = " or ".join(solved.dtypes)
-        return cls(path, str(activation), activation.parameters, *figures, dtype, solved.domain, found)
+        made = cls(path, str(activation), activation.parameters, *figures, dtype, solved.domain, found)
+        made.evaluation = evaluation_text(key_arrays(solved.keys), solved.dtypes[-1], is_product=solved.is_product)
+        made.rounding = rounding_of(solved, solved.dtypes[-1])
+        return made
 
     def add_consumer(self, path: str) -> None:
         self.consumers = tuple(sorted({*self.consumers, path}))
@@ -226,6 +236,8 @@ class Report:
         """The lines below the table: parts left, notes, and the drift from end to end."""
         lines = [f"left as it was: {entry.path or 'the model'} ({entry.what}): {entry.reason}" for entry in self.left]
         lines += [f"note: {note}" for note in self.notes]
+        ways = Counter(entry.evaluation for entry in self.replaced)
+        lines += [f"evaluation on a CPU: {way} ({count})" for way, count in ways.items()]
         drift = self.end_to_end
         if drift is not None and drift.hidden is not None:
             pooled = "" if drift.cosine is None else f", 1 − cosine of pooled outputs {drift.cosine:.2e}"
