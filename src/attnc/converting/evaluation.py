@@ -29,11 +29,13 @@ import numpy as np
 from attnc.numerics.arrays import Float
 
 MOST_EXPONENT = {"float32": 87.0, "float64": 708.0}
-"""The largest t for which e^{−t} is computed. Beyond it the weight is 0: e^{−t} is below 2⁻¹²⁵, or 2⁻¹⁰²¹."""
-MOST_RAMP_KEYS, MOST_VALUE_KEYS, MOST_SIDED_KEYS = 10, 6, 3
-"""The largest numbers of keys of compiled loops whose coefficients are in registers."""
+"""The largest t for which e^{−t} is computed. Beyond it the weight is 0, or stays e^{−87} or e^{−708}."""
+MOST_KEYS = {"two": 2, "ramp": 8, "long_ramp": 10, "ramp_values": 6, "sided": 3}
+"""The largest numbers of keys of the compiled loops for powers. They hold their coefficients in registers."""
 LARGEST_OFFSET_RANGE = 60.0
 """The largest difference of two offsets of powers: e^60 is far from overflow in float32."""
+LARGE = 2.0**64
+"""Beyond this |x| a line is computed. Powers end at e^{−87}, and 2⁶⁴·e^{−87} is still below 10⁻¹⁸."""
 STEEP = 2000.0
 """Slopes that differ by more than this make lines: exponentials are needed within 0.05 of a kink only."""
 KINK_ROOM = 8.0
@@ -42,9 +44,9 @@ KINK_ROOM = 8.0
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """Numbers for one of the loops: "two", "ramp", "ramp_values", "sided", "lines" or "keys".
+    """Numbers for one of the loops: "two", "ramp", "long_ramp", "ramp_values", "sided", "lines" or "keys".
 
-    `numbers` begin with 0, 1, the largest exponent and the largest number of the dtype. `saved` holds (K, v_0, v_1) if
+    `numbers` begin with 0, 1, the largest exponent and LARGE. `saved` holds (K, v_0, v_1) if
     the derivative is K(y − v_0)(v_1 − y), so that backward needs the output alone.
     """
 
@@ -80,9 +82,9 @@ def evaluation_of(keys: Keys, dtype: str, *, is_product: bool = False) -> Evalua
     is_mild = np.ptp(c) <= LARGEST_OFFSET_RANGE and bool(np.isfinite([a, c, v, u]).all())
     if step is None or is_product or not is_mild:
         return _keys(a, c, v, u, dtype, is_product)
-    if len(a) <= (MOST_VALUE_KEYS if np.ptp(v) else MOST_RAMP_KEYS) and _is_ramp(c, v, u):
+    if len(a) <= MOST_KEYS["ramp_values" if np.ptp(v) else "long_ramp"] and _is_ramp(c, v, u):
         return _ramp(step, c, v, u, dtype)
-    if len(a) <= MOST_SIDED_KEYS:
+    if len(a) <= MOST_KEYS["sided"]:
         return _sided(step, c, v, u, dtype)
     return _keys(a, c, v, u, dtype, is_product)
 
@@ -111,7 +113,7 @@ def _is_ramp(c: np.ndarray, v: np.ndarray, u: np.ndarray) -> bool:
 
 
 def _start(dtype: str) -> list[float]:
-    return [0.0, 1.0, MOST_EXPONENT[dtype], float(np.finfo(dtype).max)]
+    return [0.0, 1.0, MOST_EXPONENT[dtype], LARGE]
 
 
 def powers_weights(c: Float[np.ndarray, " keys"]) -> Float[np.ndarray, " keys"]:
@@ -129,14 +131,14 @@ def _padded(numbers: np.ndarray, size: int) -> list[float]:
 def _ramp(step: float, c: np.ndarray, v: np.ndarray, u: np.ndarray, dtype: str) -> Evaluation:
     p, C = len(c), powers_weights(c)
     Q, P = (u - u[0]) * C, (v - v[0]) * C
-    kind = "ramp_values" if P.any() else "two" if p == 2 else "ramp"
-    size = {"two": 2, "ramp": MOST_RAMP_KEYS, "ramp_values": MOST_VALUE_KEYS}[kind] - 1
+    kind = "ramp_values" if P.any() else next(kind for kind, most in MOST_KEYS.items() if p <= most)
+    size = MOST_KEYS[kind] - 1
     numbers = [*_start(dtype), step, v[0], u[0], u[-1], *_padded(C, size), *_padded(Q, size), *_padded(P, size)]
     return Evaluation(kind, np.array(numbers, dtype), p, step=step)
 
 
 def _sided(step: float, c: np.ndarray, v: np.ndarray, u: np.ndarray, dtype: str) -> Evaluation:
-    numbers, size = [*_start(dtype), step], MOST_SIDED_KEYS - 1
+    numbers, size = [*_start(dtype), step], MOST_KEYS["sided"] - 1
     for c_side, v_side, u_side in ((c, v, u), (c[::-1], v[::-1], u[::-1])):
         C = powers_weights(c_side)
         numbers += [v_side[0], u_side[0]]

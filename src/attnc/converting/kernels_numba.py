@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
 from numba import carray, cfunc, types  # type: ignore[import-not-found, import-untyped, unused-ignore]
-from numba.extending import intrinsic  # type: ignore[import-not-found, import-untyped, unused-ignore]
+from numba.extending import intrinsic, overload  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
 from attnc.engines.exponential_numba import CONTRACT, exponential, inlined
 
@@ -23,9 +23,9 @@ ARGUMENTS = ("x", "y", "grad", "count", "numbers", "num_numbers", "num_keys", "t
 `thread_number` is the address of a C function without arguments that returns the number of the calling thread."""
 BLOCK = 256
 """Number of elements whose scores are computed at once: they stay in the first cache."""
-LINE_BLOCK = 128
-"""Number of elements that take exponentials if one of them is close to a kink. With β = 2.8e5 and normal x that is one
-block in 50."""
+LINE_SPAN, LINE_BLOCK = 1024, 64
+"""Numbers of elements that are computed as lines at once. A span with an element close to a kink is computed again in
+blocks, and such a block takes exponentials. With β = 2.6e5 and normal x these are one span in 4 and one block in 50."""
 GRAIN = 4096
 """Number of elements at whose multiples threads part."""
 
@@ -39,35 +39,29 @@ def _power(size: Any, limit: Any, zero: Any) -> Any:
     return zero if size > limit else found
 
 
-def _horner(E: Any, k1: Any, k2: Any, k3: Any, k4: Any, k5: Any, k6: Any, k7: Any, k8: Any, k9: Any) -> Any:
-    """Return (k1·E + … + k9·E⁹)/E."""
-    return (((((((k9 * E + k8) * E + k7) * E + k6) * E + k5) * E + k4) * E + k3) * E + k2) * E + k1
+def _bounded_power(size: Any, limit: Any) -> Any:
+    """Return e^{−size}, and e^{−limit} beyond the limit."""
+    return exponential(-(size if size < limit else limit))
 
 
-def _horner_slope(E: Any, k1: Any, k2: Any, k3: Any, k4: Any, k5: Any, k6: Any, k7: Any, k8: Any, k9: Any) -> Any:
-    """Return k1·E + … + k9·E⁹ over E, and its derivative."""
-    b = k9
-    d = b
-    b = b * E + k8
-    d = d * E + b
-    b = b * E + k7
-    d = d * E + b
-    b = b * E + k6
-    d = d * E + b
-    b = b * E + k5
-    d = d * E + b
-    b = b * E + k4
-    d = d * E + b
-    b = b * E + k3
-    d = d * E + b
-    b = b * E + k2
-    d = d * E + b
-    b = b * E + k1
-    d = d * E + b
-    return b, d
+def bits(x: Any) -> Any:
+    """Return the bits of a number ≥ 0 as an integer. Larger numbers have larger ones, and NaN the largest."""
+    raise NotImplementedError("this is for compiled code only")
+
+
+@overload(bits, inline="never")  # type: ignore[untyped-decorator, unused-ignore]
+def _bits(x: Any) -> Any:
+    def of_float32(x: Any) -> Any:
+        return np.float32(x).view(np.int32)
+
+    def of_float64(x: Any) -> Any:
+        return np.float64(x).view(np.int64)
+
+    return of_float32 if x == types.float32 else of_float64
 
 
 def _short_horner(E: Any, k1: Any, k2: Any, k3: Any, k4: Any, k5: Any) -> Any:
+    """Return (k1·E + … + k5·E⁵)/E."""
     return (((k5 * E + k4) * E + k3) * E + k2) * E + k1
 
 
@@ -85,11 +79,38 @@ def _short_horner_slope(E: Any, k1: Any, k2: Any, k3: Any, k4: Any, k5: Any) -> 
     return b, d
 
 
-_power = inlined(_power, CONTRACT)
-_horner = inlined(_horner, CONTRACT)
-_horner_slope = inlined(_horner_slope, CONTRACT)
-_short_horner = inlined(_short_horner, CONTRACT)
-_short_horner_slope = inlined(_short_horner_slope, CONTRACT)
+def _horner(E: Any, k1: Any, k2: Any, k3: Any, k4: Any, k5: Any, k6: Any, k7: Any) -> Any:
+    """Return (k1·E + … + k7·E⁷)/E."""
+    return (((((k7 * E + k6) * E + k5) * E + k4) * E + k3) * E + k2) * E + k1
+
+
+def _horner_slope(E: Any, k1: Any, k2: Any, k3: Any, k4: Any, k5: Any, k6: Any, k7: Any) -> Any:
+    """Return (k1·E + … + k7·E⁷)/E, and the derivative of k1·E + … + k7·E⁷."""
+    b, d = _short_horner_slope(E, k3, k4, k5, k6, k7)
+    b = b * E + k2
+    d = d * E + b
+    b = b * E + k1
+    d = d * E + b
+    return b, d
+
+
+def _long_horner(E: Any, k1: Any, k2: Any, k3: Any, k4: Any, k5: Any, k6: Any, k7: Any, k8: Any, k9: Any) -> Any:
+    return (_horner(E, k3, k4, k5, k6, k7, k8, k9) * E + k2) * E + k1
+
+
+def _long_horner_slope(E: Any, k1: Any, k2: Any, k3: Any, k4: Any, k5: Any, k6: Any, k7: Any, k8: Any, k9: Any) -> Any:
+    b, d = _horner_slope(E, k3, k4, k5, k6, k7, k8, k9)
+    b = b * E + k2
+    d = d * E + b
+    b = b * E + k1
+    d = d * E + b
+    return b, d
+
+
+_power, _bounded_power = inlined(_power, CONTRACT), inlined(_bounded_power, CONTRACT)
+_short_horner, _short_horner_slope = inlined(_short_horner, CONTRACT), inlined(_short_horner_slope, CONTRACT)
+_horner, _horner_slope = inlined(_horner, CONTRACT), inlined(_horner_slope, CONTRACT)
+_long_horner, _long_horner_slope = inlined(_long_horner, CONTRACT), inlined(_long_horner_slope, CONTRACT)
 
 
 def _finished(x: Any, u: Any, rest: Any, zero: Any) -> Any:
@@ -98,7 +119,23 @@ def _finished(x: Any, u: Any, rest: Any, zero: Any) -> Any:
     return y if x == x else x
 
 
+def _set_limits(x: Any, y: Any, most: Any, zero: Any, va: Any, ua: Any, vb: Any, ub: Any) -> None:
+    """Set y to the line of the key that wins where |x| > most, and to NaN where x is NaN."""
+    for i in range(len(x)):
+        if not (abs(x[i]) <= most):
+            left = x[i] < zero
+            y[i] = _finished(x[i], ua if left else ub, va if left else vb, zero)
+
+
+def _set_slope_limits(x: Any, y: Any, grad: Any, most: Any, zero: Any, ua: Any, ub: Any) -> None:
+    for i in range(len(x)):
+        if not (abs(x[i]) <= most):
+            y[i] = grad[i] * ((ua if x[i] < zero else ub) if x[i] == x[i] else x[i])
+
+
 _finished = inlined(_finished, CONTRACT)
+_set_limits = inlined(_set_limits, CONTRACT)
+_set_slope_limits = inlined(_set_slope_limits, CONTRACT)
 
 
 def two(x: Any, y: Any, grad: Any, c: Any, p: Any) -> None:
@@ -115,59 +152,113 @@ def two(x: Any, y: Any, grad: Any, c: Any, p: Any) -> None:
         c[8],
         c[9],
     )
+    largest = bits(zero)
     for i in range(len(y)):
         t = abs(x[i])
-        E = _power(step * t, limit, zero)
-        t = t if t < most else most
+        largest = max(largest, bits(t))
+        E = _bounded_power(step * t, limit)
         u = first if x[i] < zero else last
-        y[i] = _finished(x[i], u, value - t * (Q1 * E / (D1 * E + one)), zero)
+        y[i] = u * x[i] + (value - t * (Q1 * E / (D1 * E + one)))
+    if largest > bits(most):
+        _set_limits(x, y, most, zero, value, first, value, last)
 
 
 def two_slope(x: Any, y: Any, grad: Any, c: Any, p: Any) -> None:
     """With B = Q·E/D, (x·B)′ = B − δ|x|·E·Q/D²."""
-    zero, one, limit, step, first, last, D1, Q1 = c[0], c[1], c[2], c[4], c[6], c[7], c[8], c[9]
+    zero, one, limit, most, step, first, last, D1, Q1 = c[0], c[1], c[2], c[3], c[4], c[6], c[7], c[8], c[9]
+    largest = bits(zero)
     for i in range(len(y)):
-        size = step * abs(x[i])
-        E = _power(size, limit, zero)
-        size = size if size < limit else limit
+        t = abs(x[i])
+        largest = max(largest, bits(t))
+        size = step * t
+        E = _bounded_power(size, limit)
         inverse = one / (D1 * E + one)
         B = Q1 * E * inverse
         B = B - size * (B * inverse)
         slope = first + B if x[i] < zero else last - B
-        y[i] = grad[i] * (slope if x[i] == x[i] else x[i])
+        y[i] = grad[i] * slope
+    if largest > bits(most):
+        _set_slope_limits(x, y, grad, most, zero, first, last)
 
 
 def ramp(x: Any, y: Any, grad: Any, c: Any, p: Any) -> None:
     """y = u·x + v − |x|·Q(E)/D(E)."""
     zero, one, limit, most, step, value, first, last = c[0], c[1], c[2], c[3], c[4], c[5], c[6], c[7]
-    D1, D2, D3, D4, D5, D6, D7, D8, D9 = c[8], c[9], c[10], c[11], c[12], c[13], c[14], c[15], c[16]
-    Q1, Q2, Q3, Q4, Q5, Q6, Q7, Q8, Q9 = c[17], c[18], c[19], c[20], c[21], c[22], c[23], c[24], c[25]
+    D1, D2, D3, D4, D5, D6, D7 = c[8], c[9], c[10], c[11], c[12], c[13], c[14]
+    Q1, Q2, Q3, Q4, Q5, Q6, Q7 = c[15], c[16], c[17], c[18], c[19], c[20], c[21]
+    largest = bits(zero)
     for i in range(len(y)):
         t = abs(x[i])
-        E = _power(step * t, limit, zero)
-        D = _horner(E, D1, D2, D3, D4, D5, D6, D7, D8, D9) * E + one
-        Q = _horner(E, Q1, Q2, Q3, Q4, Q5, Q6, Q7, Q8, Q9) * E
-        t = t if t < most else most
+        largest = max(largest, bits(t))
+        E = _bounded_power(step * t, limit)
+        D = _horner(E, D1, D2, D3, D4, D5, D6, D7) * E + one
+        Q = _horner(E, Q1, Q2, Q3, Q4, Q5, Q6, Q7) * E
         u = first if x[i] < zero else last
-        y[i] = _finished(x[i], u, value - t * (Q / D), zero)
+        y[i] = u * x[i] + (value - t * (Q / D))
+    if largest > bits(most):
+        _set_limits(x, y, most, zero, value, first, value, last)
 
 
 def ramp_slope(x: Any, y: Any, grad: Any, c: Any, p: Any) -> None:
     """With B = Q/D, (x·B)′ = B − δ|x|·E(Q′ − B·D′)/D."""
-    zero, one, limit, step, first, last = c[0], c[1], c[2], c[4], c[6], c[7]
-    D1, D2, D3, D4, D5, D6, D7, D8, D9 = c[8], c[9], c[10], c[11], c[12], c[13], c[14], c[15], c[16]
-    Q1, Q2, Q3, Q4, Q5, Q6, Q7, Q8, Q9 = c[17], c[18], c[19], c[20], c[21], c[22], c[23], c[24], c[25]
+    zero, one, limit, most, step, first, last = c[0], c[1], c[2], c[3], c[4], c[6], c[7]
+    D1, D2, D3, D4, D5, D6, D7 = c[8], c[9], c[10], c[11], c[12], c[13], c[14]
+    Q1, Q2, Q3, Q4, Q5, Q6, Q7 = c[15], c[16], c[17], c[18], c[19], c[20], c[21]
+    largest = bits(zero)
     for i in range(len(y)):
-        size = step * abs(x[i])
-        E = _power(size, limit, zero)
-        D, D_slope = _horner_slope(E, D1, D2, D3, D4, D5, D6, D7, D8, D9)
-        Q, Q_slope = _horner_slope(E, Q1, Q2, Q3, Q4, Q5, Q6, Q7, Q8, Q9)
+        t = abs(x[i])
+        largest = max(largest, bits(t))
+        size = step * t
+        E = _bounded_power(size, limit)
+        D, D_slope = _horner_slope(E, D1, D2, D3, D4, D5, D6, D7)
+        Q, Q_slope = _horner_slope(E, Q1, Q2, Q3, Q4, Q5, Q6, Q7)
         inverse = one / (D * E + one)
         B = Q * E * inverse
-        size = size if size < limit else limit
         B = B - size * E * ((Q_slope - B * D_slope) * inverse)
         slope = first + B if x[i] < zero else last - B
-        y[i] = grad[i] * (slope if x[i] == x[i] else x[i])
+        y[i] = grad[i] * slope
+    if largest > bits(most):
+        _set_slope_limits(x, y, grad, most, zero, first, last)
+
+
+def long_ramp(x: Any, y: Any, grad: Any, c: Any, p: Any) -> None:
+    """A ramp of 9 or 10 keys."""
+    zero, one, limit, most, step, value, first, last = c[0], c[1], c[2], c[3], c[4], c[5], c[6], c[7]
+    D1, D2, D3, D4, D5, D6, D7, D8, D9 = c[8], c[9], c[10], c[11], c[12], c[13], c[14], c[15], c[16]
+    Q1, Q2, Q3, Q4, Q5, Q6, Q7, Q8, Q9 = c[17], c[18], c[19], c[20], c[21], c[22], c[23], c[24], c[25]
+    largest = bits(zero)
+    for i in range(len(y)):
+        t = abs(x[i])
+        largest = max(largest, bits(t))
+        E = _bounded_power(step * t, limit)
+        D = _long_horner(E, D1, D2, D3, D4, D5, D6, D7, D8, D9) * E + one
+        Q = _long_horner(E, Q1, Q2, Q3, Q4, Q5, Q6, Q7, Q8, Q9) * E
+        u = first if x[i] < zero else last
+        y[i] = u * x[i] + (value - t * (Q / D))
+    if largest > bits(most):
+        _set_limits(x, y, most, zero, value, first, value, last)
+
+
+def long_ramp_slope(x: Any, y: Any, grad: Any, c: Any, p: Any) -> None:
+    """The derivative of `long_ramp`."""
+    zero, one, limit, most, step, first, last = c[0], c[1], c[2], c[3], c[4], c[6], c[7]
+    D1, D2, D3, D4, D5, D6, D7, D8, D9 = c[8], c[9], c[10], c[11], c[12], c[13], c[14], c[15], c[16]
+    Q1, Q2, Q3, Q4, Q5, Q6, Q7, Q8, Q9 = c[17], c[18], c[19], c[20], c[21], c[22], c[23], c[24], c[25]
+    largest = bits(zero)
+    for i in range(len(y)):
+        t = abs(x[i])
+        largest = max(largest, bits(t))
+        size = step * t
+        E = _bounded_power(size, limit)
+        D, D_slope = _long_horner_slope(E, D1, D2, D3, D4, D5, D6, D7, D8, D9)
+        Q, Q_slope = _long_horner_slope(E, Q1, Q2, Q3, Q4, Q5, Q6, Q7, Q8, Q9)
+        inverse = one / (D * E + one)
+        B = Q * E * inverse
+        B = B - size * E * ((Q_slope - B * D_slope) * inverse)
+        slope = first + B if x[i] < zero else last - B
+        y[i] = grad[i] * slope
+    if largest > bits(most):
+        _set_slope_limits(x, y, grad, most, zero, first, last)
 
 
 def ramp_values(x: Any, y: Any, grad: Any, c: Any, p: Any) -> None:
@@ -176,15 +267,18 @@ def ramp_values(x: Any, y: Any, grad: Any, c: Any, p: Any) -> None:
     D1, D2, D3, D4, D5 = c[8], c[9], c[10], c[11], c[12]
     Q1, Q2, Q3, Q4, Q5 = c[13], c[14], c[15], c[16], c[17]
     P1, P2, P3, P4, P5 = c[18], c[19], c[20], c[21], c[22]
+    largest = bits(zero)
     for i in range(len(y)):
         t = abs(x[i])
-        E = _power(step * t, limit, zero)
+        largest = max(largest, bits(t))
+        E = _bounded_power(step * t, limit)
         D = _short_horner(E, D1, D2, D3, D4, D5) * E + one
         Q = _short_horner(E, Q1, Q2, Q3, Q4, Q5) * E
         P = _short_horner(E, P1, P2, P3, P4, P5) * E
-        t = t if t < most else most
         u = first if x[i] < zero else last
-        y[i] = _finished(x[i], u, value + (P - t * Q) / D, zero)
+        y[i] = u * x[i] + (value + (P - t * Q) / D)
+    if largest > bits(most):
+        _set_limits(x, y, most, zero, value, first, value, last)
 
 
 def ramp_values_slope(x: Any, y: Any, grad: Any, c: Any, p: Any) -> None:
@@ -193,10 +287,11 @@ def ramp_values_slope(x: Any, y: Any, grad: Any, c: Any, p: Any) -> None:
     D1, D2, D3, D4, D5 = c[8], c[9], c[10], c[11], c[12]
     Q1, Q2, Q3, Q4, Q5 = c[13], c[14], c[15], c[16], c[17]
     P1, P2, P3, P4, P5 = c[18], c[19], c[20], c[21], c[22]
+    largest = bits(zero)
     for i in range(len(y)):
         t = abs(x[i])
-        E = _power(step * t, limit, zero)
-        t = t if t < most else most
+        largest = max(largest, bits(t))
+        E = _bounded_power(step * t, limit)
         D, D_slope = _short_horner_slope(E, D1, D2, D3, D4, D5)
         Q, Q_slope = _short_horner_slope(E, Q1, Q2, Q3, Q4, Q5)
         P, P_slope = _short_horner_slope(E, P1, P2, P3, P4, P5)
@@ -204,7 +299,9 @@ def ramp_values_slope(x: Any, y: Any, grad: Any, c: Any, p: Any) -> None:
         R = (P - t * Q) * E * inverse
         found = (Q * E + step * E * (P_slope - t * Q_slope - R * D_slope)) * inverse
         slope = first + found if x[i] < zero else last - found
-        y[i] = grad[i] * (slope if x[i] == x[i] else x[i])
+        y[i] = grad[i] * slope
+    if largest > bits(most):
+        _set_slope_limits(x, y, grad, most, zero, first, last)
 
 
 def sided(x: Any, y: Any, grad: Any, c: Any, p: Any) -> None:
@@ -212,15 +309,18 @@ def sided(x: Any, y: Any, grad: Any, c: Any, p: Any) -> None:
     zero, one, limit, most, step = c[0], c[1], c[2], c[3], c[4]
     va, ua, D1a, D2a, P1a, P2a, Q1a, Q2a = c[5], c[6], c[7], c[8], c[9], c[10], c[11], c[12]
     vb, ub, D1b, D2b, P1b, P2b, Q1b, Q2b = c[13], c[14], c[15], c[16], c[17], c[18], c[19], c[20]
+    largest = bits(zero)
     for i in range(len(y)):
         left = x[i] < zero
-        E = _power(step * abs(x[i]), limit, zero)
+        t = abs(x[i])
+        largest = max(largest, bits(t))
+        E = _bounded_power(step * t, limit)
         D = ((D2a if left else D2b) * E + (D1a if left else D1b)) * E + one
         P = ((P2a if left else P2b) * E + (P1a if left else P1b)) * E
         Q = ((Q2a if left else Q2b) * E + (Q1a if left else Q1b)) * E
-        q = x[i] if x[i] < most else most
-        q = q if q > -most else -most
-        y[i] = _finished(x[i], ua if left else ub, (va if left else vb) + (P + q * Q) / D, zero)
+        y[i] = (ua if left else ub) * x[i] + ((va if left else vb) + (P + x[i] * Q) / D)
+    if largest > bits(most):
+        _set_limits(x, y, most, zero, va, ua, vb, ub)
 
 
 def sided_slope(x: Any, y: Any, grad: Any, c: Any, p: Any) -> None:
@@ -228,20 +328,23 @@ def sided_slope(x: Any, y: Any, grad: Any, c: Any, p: Any) -> None:
     zero, one, limit, most, step = c[0], c[1], c[2], c[3], c[4]
     ua, D1a, D2a, P1a, P2a, Q1a, Q2a = c[6], c[7], c[8], c[9], c[10], c[11], c[12]
     ub, D1b, D2b, P1b, P2b, Q1b, Q2b = c[14], c[15], c[16], c[17], c[18], c[19], c[20]
+    largest = bits(zero)
     for i in range(len(y)):
         left = x[i] < zero
-        E = _power(step * abs(x[i]), limit, zero)
+        t = abs(x[i])
+        largest = max(largest, bits(t))
+        E = _bounded_power(step * t, limit)
         D1, D2 = D1a if left else D1b, D2a if left else D2b
         P1, P2 = P1a if left else P1b, P2a if left else P2b
         Q1, Q2 = Q1a if left else Q1b, Q2a if left else Q2b
-        q = x[i] if x[i] < most else most
-        q = q if q > -most else -most
         inverse = one / ((D2 * E + D1) * E + one)
-        R = ((P2 * E + P1) + q * (Q2 * E + Q1)) * E * inverse
-        inner = step * E * ((P2 + P2) * E + P1 + q * ((Q2 + Q2) * E + Q1) - R * ((D2 + D2) * E + D1))
+        R = ((P2 * E + P1) + x[i] * (Q2 * E + Q1)) * E * inverse
+        inner = step * E * ((P2 + P2) * E + P1 + x[i] * ((Q2 + Q2) * E + Q1) - R * ((D2 + D2) * E + D1))
         found = ((Q2 * E + Q1) * E + (inner if left else -inner)) * inverse
         slope = (ua if left else ub) + found
-        y[i] = grad[i] * (slope if x[i] == x[i] else x[i])
+        y[i] = grad[i] * slope
+    if largest > bits(most):
+        _set_slope_limits(x, y, grad, most, zero, ua, ub)
 
 
 def saved_slope(x: Any, y: Any, grad: Any, c: Any, p: Any) -> None:
@@ -374,7 +477,7 @@ def _on_lines(x: Any, y: Any, c: Any) -> Any:
     """Compute elements whose weights are 0 and 1. Return whether there are others: near a kink, or not finite."""
     zero, most, is_product, low, high, near, at_zero = c[0], c[3], c[4] != c[0], c[5], c[6], c[7], c[8] != c[0]
     va, ua, vm, um, vb, ub = c[9], c[10], c[11], c[12], c[13], c[14]
-    others = np.int32(0)
+    others, closest, largest = np.int32(0), bits(most), bits(zero)
     if at_zero:  # one kink, at 0, where y = 0 whatever the weights are
         for i in range(len(x)):
             size = abs(x[i])
@@ -384,25 +487,40 @@ def _on_lines(x: Any, y: Any, c: Any) -> Any:
         for i in range(len(x)):
             v, u = va if x[i] < low else vm, ua if x[i] < low else um
             y[i] = x[i] * ((ub if x[i] > high else u) * x[i] + (vb if x[i] > high else v))
-            others |= np.int32((abs(x[i] - low) < near) | (abs(x[i] - high) < near) | (not (abs(x[i]) <= most)))
+            closest = min(closest, bits(abs(x[i] - low)), bits(abs(x[i] - high)))
+            largest = max(largest, bits(abs(x[i])))
     else:
         for i in range(len(x)):
             v, u = va if x[i] < low else vm, ua if x[i] < low else um
             y[i] = (ub if x[i] > high else u) * x[i] + (vb if x[i] > high else v)
-            others |= np.int32((abs(x[i] - low) < near) | (abs(x[i] - high) < near) | (not (abs(x[i]) <= most)))
-    return others
+            closest = min(closest, bits(abs(x[i] - low)), bits(abs(x[i] - high)))
+            largest = max(largest, bits(abs(x[i])))
+    return (others != 0) | (closest < bits(near)) | (largest > bits(most))
 
 
 def _on_lines_slope(x: Any, y: Any, grad: Any, c: Any) -> Any:
     most, is_product, low, high, near = c[3], c[4] != c[0], c[5], c[6], c[7]
     va, ua, vm, um, vb, ub = c[9], c[10], c[11], c[12], c[13], c[14]
-    others = np.int32(0)
-    for i in range(len(x)):
-        v, u = va if x[i] < low else vm, ua if x[i] < low else um
-        v, u = vb if x[i] > high else v, ub if x[i] > high else u
-        y[i] = grad[i] * ((u + u) * x[i] + v if is_product else u)
-        others |= np.int32((abs(x[i] - low) < near) | (abs(x[i] - high) < near) | (not (abs(x[i]) <= most)))
-    return others
+    closest, largest = bits(most), bits(c[0])
+    if is_product:
+        for i in range(len(x)):
+            v, u = va if x[i] < low else vm, ua if x[i] < low else um
+            v, u = vb if x[i] > high else v, ub if x[i] > high else u
+            y[i] = grad[i] * ((u + u) * x[i] + v)
+            closest = min(closest, bits(abs(x[i] - low)), bits(abs(x[i] - high)))
+            largest = max(largest, bits(abs(x[i])))
+    elif low == high:
+        for i in range(len(x)):
+            t = bits(abs(x[i] - low))
+            y[i] = grad[i] * (ua if x[i] < low else ub)
+            closest, largest = min(closest, t), max(largest, t)
+    else:
+        for i in range(len(x)):
+            u = ua if x[i] < low else um
+            y[i] = grad[i] * (ub if x[i] > high else u)
+            closest = min(closest, bits(abs(x[i] - low)), bits(abs(x[i] - high)))
+            largest = max(largest, bits(abs(x[i])))
+    return (closest < bits(near)) | (largest > bits(most))
 
 
 _on_lines = inlined(_on_lines, CONTRACT)
@@ -410,20 +528,31 @@ _on_lines_slope = inlined(_on_lines_slope, CONTRACT)
 
 
 def lines(x: Any, y: Any, grad: Any, c: Any, p: Any) -> None:
-    """The line of one key. Blocks with other elements take exponentials."""
+    """The line of one key. Small blocks with other elements take exponentials."""
     s = np.empty((6, LINE_BLOCK), c.dtype)
-    for at in range(0, len(y), LINE_BLOCK):
-        x_here, y_here = x[at : at + LINE_BLOCK], y[at : at + LINE_BLOCK]
-        if _on_lines(x_here, y_here, c):
-            _attend(x_here, y_here, c, c[15:], p, s)
+    for start in range(0, len(y), LINE_SPAN):
+        x_span, y_span = x[start : start + LINE_SPAN], y[start : start + LINE_SPAN]
+        if _on_lines(x_span, y_span, c):
+            for at in range(0, len(y_span), LINE_BLOCK):
+                x_here, y_here = x_span[at : at + LINE_BLOCK], y_span[at : at + LINE_BLOCK]
+                if _on_lines(x_here, y_here, c):
+                    _attend(x_here, y_here, c, c[15:], p, s)
 
 
 def lines_slope(x: Any, y: Any, grad: Any, c: Any, p: Any) -> None:
     s = np.empty((9, LINE_BLOCK), c.dtype)
-    for at in range(0, len(y), LINE_BLOCK):
-        x_here, y_here, grad_here = x[at : at + LINE_BLOCK], y[at : at + LINE_BLOCK], grad[at : at + LINE_BLOCK]
-        if _on_lines_slope(x_here, y_here, grad_here, c):
-            _attend_slope(x_here, y_here, grad_here, c, c[15:], p, s)
+    for start in range(0, len(y), LINE_SPAN):
+        x_span, y_span, grad_span = (
+            x[start : start + LINE_SPAN],
+            y[start : start + LINE_SPAN],
+            grad[start : start + LINE_SPAN],
+        )
+        if _on_lines_slope(x_span, y_span, grad_span, c):
+            for at in range(0, len(y_span), LINE_BLOCK):
+                x_here, y_here = x_span[at : at + LINE_BLOCK], y_span[at : at + LINE_BLOCK]
+                grad_here = grad_span[at : at + LINE_BLOCK]
+                if _on_lines_slope(x_here, y_here, grad_here, c):
+                    _attend_slope(x_here, y_here, grad_here, c, c[15:], p, s)
 
 
 # --- workers ----------------------------------------------------------------------------------------------------------
@@ -516,7 +645,19 @@ RUNS = {"float32": _on_float32, "float64": _on_float64}
 LOOPS: dict[str, Any] = {
     loop.__name__: inlined(loop, CONTRACT)
     for loop in (
-        *(two, two_slope, ramp, ramp_slope, ramp_values, ramp_values_slope, sided, sided_slope, saved_slope),
+        *(
+            two,
+            two_slope,
+            ramp,
+            ramp_slope,
+            long_ramp,
+            long_ramp_slope,
+            ramp_values,
+            ramp_values_slope,
+            sided,
+            sided_slope,
+            saved_slope,
+        ),
         *(keys, keys_slope, lines, lines_slope),
     )
 }

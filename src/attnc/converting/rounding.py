@@ -14,7 +14,7 @@ import numpy as np
 
 from attnc.constructions.fitting.gate import W
 from attnc.converting.activations import Solved, key_arrays, stored_keys
-from attnc.converting.evaluation import MOST_EXPONENT, Evaluation, evaluation_of, powers_weights
+from attnc.converting.evaluation import LARGE, MOST_EXPONENT, Evaluation, evaluation_of, powers_weights
 from attnc.engines.powers import EXPONENTIAL_ULPS
 from attnc.numerics import elementary
 from attnc.numerics.intervals import Interval
@@ -109,8 +109,8 @@ def powers_rounding(keys: KeyNumbers, dtype: str, x: Interval) -> Array | None:
             |dR/dη| = |Σ w_k·(k − k̄)(r_k − R)|. Given E, the term k of each polynomial has at most 2k + 5 roundings: k
             products, k sums, and those of its coefficient. The product with x, the sum and the division add three. Of
             two sums with relative errors ≤ γ per term, the quotient is off by Σ w_k·γ_{2k+8}(|r_k| + |R|), up to a
-            factor 1 + γ. The last sums add γ_4(|v_0| + |u_0·x| + |R|). Where E is set to 0, the rest is
-            Σ_{k>0} C_k·e^{−kδ|x|}|r_k| or smaller.
+            factor 1 + γ. The last sums add γ_4(|v_0| + |u_0·x| + |R|). Where the exponent is cut off, and where
+            |x| > LARGE and the line is computed, the rest is at most Σ_{k>0} C_k·e^{−k·MOST_EXPONENT}|r_k|.
     """
     step = evaluation(keys, dtype).step
     if step is None:
@@ -180,8 +180,10 @@ def _relative_rounding(keys: KeyNumbers, dtype: str, is_product: bool) -> float 
         line = Interval.point(np.array(v[end])) + x * Interval.point(np.array(carried[end]))
         size = np.maximum(0.0, np.where((line.lo <= 0) & (line.hi >= 0), 0.0, np.minimum(abs(line.lo), abs(line.hi))))
         worst = max(worst, float((error / (1 + np.maximum(size - pulled, 0.0))).max()))
-        # Beyond reach: γ(|v| + |u·x|), and |G| ≥ |u·x| − |v| − 1
-        worst = max(worst, gamma(2 * len(a) + 8, UNIT_ROUNDOFF[dtype]) * (3 + 2 * abs(v[end])) + 1e-40)
+        # Beyond reach: γ(|v| + |u·x|), and |G| ≥ |u·x| − |v| − 1. Powers are cut off, where |x| ≤ LARGE.
+        most = max(1.0, math.exp(min(float(np.ptp(c)), 60.0))) * (float(np.ptp(v)) + float(np.ptp(carried)) * LARGE)
+        cut = len(a) * most * math.exp(-MOST_EXPONENT[dtype] * (1 - 2.0**-20))
+        worst = max(worst, gamma(2 * len(a) + 8, UNIT_ROUNDOFF[dtype]) * (3 + 2 * abs(v[end])) + cut + 1e-40)
     return float(up(worst * SLACK)) if math.isfinite(worst) else None
 
 
