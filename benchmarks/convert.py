@@ -223,7 +223,7 @@ def blocks(clock: Clock) -> None:
             few = Clock("wall", max(3, clock.rounds // (1 if width < 1024 else 4)))
             few.now = clock.now
             with torch.no_grad():
-                row(f"{style}, width {width}", few(*(lambda each=each: lambda: each(x) for each in pair)), goal)
+                row(f"{style}, width {width}", few(*(lambda each=each, x=x: lambda: each(x) for each in pair)), goal)
             steps = [trained(each, x) for each in (copy.deepcopy(model), copy.deepcopy(converted))]
             row(f"{style}, width {width}, a training step", few(*(lambda step=step: step for step in steps)), 1.3)
 
@@ -341,7 +341,7 @@ def images(clock: Clock) -> None:
         x = torch.randn(4, 3, 224, 224)
         with torch.no_grad():
             drift = float((model(x) - converted(x)).abs().max())
-            times = clock(*(lambda each=each: lambda: each(x) for each in (model, converted)))
+            times = clock(*(lambda each=each, x=x: lambda: each(x) for each in (model, converted)))
         row(f"{make.__name__}, 4 × 224², drift {drift:.1e}", times, goal)
 
 

@@ -147,6 +147,7 @@ def is_eager(x: Tensor) -> bool:
         and not torch._C._functorch.is_functorch_wrapped_tensor(x)
         and not torch.jit.is_tracing()  # type: ignore[no-untyped-call]
         and forward_ad._current_level < 0
+        and torch._C._has_storage(x)  # tensors of torch.vmap have none
         and not x._is_zerotensor()
         and not x.is_neg()
     )
