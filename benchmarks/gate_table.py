@@ -31,7 +31,13 @@ from typing import Any
 import numpy as np
 from scipy.optimize import least_squares, linprog, lsq_linear
 
-from attnc.constructions.fitting.gate import OTHER_RECIPES, reciprocal_keys, solved_gate
+from attnc.constructions.fitting.gate import (
+    OTHER_RECIPES,
+    lattice_gate,
+    lattice_sides,
+    reciprocal_keys,
+    solved_gate,
+)
 from attnc.functions import gate_table
 from attnc.functions.gate_recipes import FittedKeys
 from attnc.functions.registry import FUNCTIONS
@@ -82,6 +88,7 @@ class RowProblem:
     error: Callable[[tuple[Any, ...]], float]
     shape_step: float = 1.0
     num_slopes: int = 0  # of a row of slopes and offsets; 0 for a graded row
+    is_lattice: bool = False
 
     def worst(self, z: np.ndarray) -> float:
         """The largest error on the sample."""
@@ -136,17 +143,21 @@ def _gate(arrays: Arrays, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 # The problems
 
 
-def table_problem(name: str, recipe: FittedKeys, p: int) -> RowProblem:
-    """A row of slopes and offsets to the right of 0, for a ramp or an odd function."""
+def table_problem(name: str, recipe: FittedKeys, p: int, *, on_lattice: bool = False) -> RowProblem:
+    """A row of slopes and offsets to the right of 0, for a ramp or an odd function.
+
+    On a lattice the slopes are multiples of one step, which takes their place in the shape.
+    """
     m, odd = p // 2, p % 2
+    num_slopes, sides = (1, lattice_sides(p)) if on_lattice else (m, np.eye(m))
     num_offsets = m - 1 + odd  # one offset is 0: that of the middle key, or that of the first pair
     is_ramp, num_nu = recipe.limit is None, 0 if recipe.is_pure and recipe.limit is None else m - 1
     num_linear = (m - 1 if is_ramp else 0) + (num_nu + (odd if is_ramp and not recipe.is_pure else 0))
 
     def arrays(z: np.ndarray) -> Arrays:
-        right = z[:m]
-        height = z[m : m + num_offsets] if odd else np.concatenate([[0.0], z[m : m + num_offsets]])
-        linear, zero = z[m + num_offsets :], [0.0] * odd
+        right = z[:num_slopes] @ sides
+        height = z[num_slopes:][:num_offsets] if odd else np.concatenate([[0.0], z[num_slopes:][:num_offsets]])
+        linear, zero = z[num_slopes + num_offsets :], [0.0] * odd
         slopes, offsets = np.concatenate([-right[::-1], zero, right]), np.concatenate([height[::-1], zero, height])
         if not is_ramp:
             outer = np.append(linear, recipe.limit)
@@ -158,6 +169,8 @@ def table_problem(name: str, recipe: FittedKeys, p: int) -> RowProblem:
         return slopes, offsets, values, np.concatenate([1.0 - outer[::-1], [0.5] * odd, outer])
 
     def row(shape: np.ndarray) -> tuple[Any, ...]:
+        if on_lattice:
+            return float(abs(shape[0])), tuple(shape[1:].tolist())
         height = shape[m:] if odd else np.concatenate([[0.0], shape[m:]])
         right = np.abs(shape[:m])  # the keys of a pair may have changed sides
         order = np.argsort(right)
@@ -165,9 +178,15 @@ def table_problem(name: str, recipe: FittedKeys, p: int) -> RowProblem:
         return tuple(right[order].tolist()), tuple(height.tolist())
 
     def error(row: tuple[Any, ...]) -> float:
+        if on_lattice:
+            return lattice_gate(name, replace(recipe, lattice={p: (*row, 0.0)}), p).error
         return solved_gate(name, replace(recipe, rows={p: (*row, 0.0)}), p).error
 
     x = -np.concatenate([np.linspace(0.0, 1.0, 500)[1:] ** 1.5 * 30.0, np.geomspace(30.0, 200.0, 30)[1:]])
+    if on_lattice:
+        starts = (tuple(_lattice(p)), tuple(_random_lattice(p)))
+        sizes = (1 + num_offsets, num_linear)
+        return RowProblem(x, recipe.below(x), *sizes, arrays, starts, row, error, num_slopes=1, is_lattice=True)
     families = [_even(m, odd), _random(m, odd), _longer(recipe, p), *([] if recipe.is_pure else [_unit_gap(m, odd)])]
     starts = tuple(map(tuple, families))
     return RowProblem(x, recipe.below(x), m + num_offsets, num_linear, arrays, starts, row, error, num_slopes=m)
@@ -190,6 +209,21 @@ def _random(m: int, odd: int) -> Iterator[np.ndarray]:
     for _ in range(NUM_RANDOM_STARTS):
         slopes = np.cumsum(rng.uniform(0.3, 1.4, m))
         yield np.concatenate([slopes, rng.normal(0.0, 1.0, m - 1 + odd)])
+
+
+def _lattice(p: int) -> Iterator[np.ndarray]:
+    """Steps with offsets that fall with the squares of slopes."""
+    for step, curvature in itertools.product(np.geomspace(0.4, 2.5, 60), (0.5, 0.4, 0.3, 0.2, 0.1, 0.0)):
+        offsets = -curvature * (step * lattice_sides(p)[0]) ** 2
+        yield np.append(step, offsets if p % 2 else offsets[1:] - offsets[0])
+
+
+def _random_lattice(p: int) -> Iterator[np.ndarray]:
+    """Random steps and offsets."""
+    rng = np.random.default_rng(p)
+    for _ in range(NUM_UNIT_GAP_STARTS):
+        offsets = np.cumsum(rng.normal(-0.3, 1.0, p // 2 - 1 + p % 2))
+        yield np.append(rng.choice([0.5, 1.0, rng.uniform(0.4, 2.0)]), offsets)
 
 
 def _unit_gap(m: int, odd: int) -> Iterator[np.ndarray]:
@@ -282,7 +316,11 @@ def search(problem: RowProblem) -> tuple[Any, ...]:
     refined = _distinct(problem, refined)[:NUM_REFINED]
     refined = [z for z in refined if problem.worst(z) <= HOPEFUL * problem.worst(refined[0])]
     refined = _distinct(problem, [_squares(problem, z, MANY_STEPS) for z in refined])
-    level, m = sorted((_minimax(problem, z) for z in refined), key=problem.worst), problem.num_slopes
+    level, m = [_minimax(problem, z) for z in refined], problem.num_slopes
+    if problem.is_lattice:  # least squares end far from the best steps
+        first = sorted(map(problem.with_solved_values, problem.starts[0]), key=problem.worst)
+        level += (_minimax(problem, _minimax(problem, z, held=0)) for z in first[: 2 * NUM_BEST_STARTS])
+    level.sort(key=problem.worst)
     best = level[0]
     for held in (0, m - 1, 0, m - 1) if m > 3 else (0,):
         best = _along_valley(problem, best, held)
@@ -449,6 +487,11 @@ def problems() -> dict[str, tuple[Mapping[int, Any], Callable[[int], RowProblem]
         recipe = recipes[name]
         assert isinstance(recipe, FittedKeys)
         found[name] = (recipe.rows, lambda p, name=name, recipe=recipe: table_problem(name, recipe, p))
+        if recipe.lattice:
+            found[f"{name}_lattice"] = (
+                recipe.lattice,
+                lambda p, name=name, recipe=recipe: table_problem(name, recipe, p, on_lattice=True),
+            )
     graded = recipes["atan"]
     assert isinstance(graded, FittedKeys)
     found["atan"] = (gate_table.ATAN, lambda p: atan_problem(graded, p))

@@ -97,7 +97,8 @@ def test_functions_in_code_are_answered_and_reported():
     torch.manual_seed(1)
     model, x = Functional().eval(), torch.randn(5, 16)
     converted, report = attnc.convert(model, eps=1e-6, example=x)
-    assert assert_same_by_attention(model, converted, x).counts["_softmax"] >= 8
+    assert_same_by_attention(model, converted, x)
+    assert len(report.replaced) >= 8
     found = {entry.activation.partition("(")[0] for entry in report.replaced}
     assert found == {"leaky_relu", "sigmoid", "relu", "erf", "elu", "gelu_tanh", "tanh", "silu"}
     assert "leaky_relu(slope=0.2)" in {entry.activation for entry in report.replaced}
@@ -327,7 +328,7 @@ def test_the_noise_floor_is_that_of_the_dtype():
     assert report.end_to_end.noise_floor is None
 
 
-def test_rounding_is_proven_on_the_range_seen():
+def test_rounding_is_proven():
     model, x = mlp(nn.GELU, 4, 64, 2), 3 * torch.randn(2000, 4)
     converted, report = attnc.convert(model, eps=1e-6, example=x)
     gate, entry = converted[1], report.replaced[0]
@@ -336,7 +337,8 @@ def test_rounding_is_proven_on_the_range_seen():
     exact = copy.deepcopy(gate)
     for name, key in keys.items():
         getattr(exact, name).copy_(key)
-    moved = (gate(seen).double() - exact(seen.double())).abs().max().item()
+    y = exact(seen.double())
+    moved = ((gate(seen).double() - y).abs() / (1 + y.abs())).max().item()
     assert moved <= entry.rounding <= 200 * moved
 
 

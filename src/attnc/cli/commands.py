@@ -482,8 +482,18 @@ def export_command(
 )
 def convert_command(
     source: Annotated[Path, typer.Argument(metavar="SRC", help="A Hugging Face model folder, with safetensors.")],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="The folder to write.")],
+    out: Annotated[Path, typer.Option(metavar="PATH", help="The folder to write, or the file for --to onnx.")],
     eps: Annotated[float, typer.Option(metavar="E", help="The largest error of each activation. It is proven.")] = 1e-6,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            "--to",
+            metavar="FORMAT",
+            help="Write one file: onnx.",
+            autocompletion=completed(("onnx",)),
+            show_default=False,
+        ),
+    ] = None,
     texts: Annotated[
         Path | None, optional("A file of texts, one per line, on which both models are compared.", metavar="FILE")
     ] = None,
@@ -499,7 +509,12 @@ def convert_command(
 
     positive_number("eps", eps)  # bad arguments are refused before torch is imported, which takes seconds
     ModelFolder.read(source)
-    check_writable(out, CONVERTED, force=force)
+    if to not in (None, "onnx"):
+        raise InputError(f"--to {to}: the only format is onnx. Without --to, a folder is written.")
+    if to == "onnx":
+        _check_file(out, force=force)
+    else:
+        check_writable(out, CONVERTED, force=force)
     lines = None if texts is None else _texts(texts)
     if find_spec("transformers") is None:
         raise MissingExtra("Hugging Face models need", "transformers", "models")
@@ -509,17 +524,24 @@ def convert_command(
         from attnc.converting import need_torch
 
         need_torch()
-        from attnc.converting.huggingface import convert_directory
+        exported = None
+        if to == "onnx":
+            from attnc.converting.onnx_model import convert_to_onnx
 
-        report = convert_directory(source, out, eps, texts=lines, strict=strict, progress=progress)
+            exported = convert_to_onnx(source, out, eps, texts=lines, strict=strict, progress=progress)
+            report = exported.report
+        else:
+            from attnc.converting.huggingface import convert_directory
+
+            report = convert_directory(source, out, eps, texts=lines, strict=strict, progress=progress)
         if page is not None:
             from attnc.exports.safe_files import write_file_whole
 
             write_file_whole(str(page), report.html().encode())
     if json_output:
-        print_json(report.as_json() | {"out": str(out)})
+        print_json((report if exported is None else exported).as_json() | {"out": str(out)})
     else:
-        _print_conversion(report, out)
+        _print_conversion(report, out, *([] if exported is None else exported.remarks()))
 
 
 def _texts(path: Path) -> list[str]:
@@ -530,7 +552,16 @@ def _texts(path: Path) -> list[str]:
     return kept
 
 
-def _print_conversion(report: Report, out: Path) -> None:
+def _check_file(out: Path, *, force: bool) -> None:
+    """Raise FileError before the work if the file cannot be written, or if one would be replaced."""
+    from attnc.exports.onnx_file import checked_target
+
+    checked_target(out)
+    if out.exists() and not force:
+        raise FileError(f"--out: {str(out)!r} exists. Add --force to replace it, or choose another name.")
+
+
+def _print_conversion(report: Report, out: Path, *more: str) -> None:
     from rich.text import Text
 
     from attnc.converting.report import HEADERS
@@ -540,7 +571,7 @@ def _print_conversion(report: Report, out: Path) -> None:
         column.overflow = "fold"
     for row in report.rows():
         table.add_row(*(Text(one_line(cell)) for cell in row))
-    print_parts(table, *(Text(one_line(line)) for line in report.remarks()), Text(f"saved {out}"))
+    print_parts(table, *(Text(one_line(line)) for line in (*report.remarks(), *more)), Text(f"saved {out}"))
 
 
 @app.command("doctor", cls=Command, epilog="Example:\n\nattnc doctor")

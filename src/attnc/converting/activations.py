@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from attnc.constructions.fitting.circuit import Circuit
 from attnc.constructions.fitting.gate import (
     ACTIVATIONS,
     ALL_REALS,
+    FEW_EXPONENTIALS,
     GATES,
     OTHER_RECIPES,
     SELU_ALPHA,
@@ -59,16 +61,18 @@ class Activation:
         constants = SELU if self.name == "selu" else self.parameters
         return TEXTS[self.name](**{name: float(np.dtype(dtype).type(value)) for name, value in constants})
 
-    def gate(self, eps: float) -> Gate:
-        """Return the gate with the fewest keys and an error ≤ eps."""
-        return GATES[self.name](eps, **dict(self.parameters))
+    def gate(self, eps: float, *, is_one_head: bool = True) -> Gate:
+        """Return the gate of one head with the fewest keys and an error ≤ eps, or one that takes few exponentials."""
+        make = GATES[self.name] if is_one_head else FEW_EXPONENTIALS.get(self.name, GATES[self.name])
+        return make(eps, **dict(self.parameters))
 
 
 @dataclass(frozen=True, eq=False)
 class Solved:
     """Keys with |G(x) − f(x)| ≤ error for all x of `domain`, in exact arithmetic, with keys rounded to any of `dtypes`.
 
-    `sign` is the inverse temperature of the first of two layers; only softsign has two.
+    `sign` is the inverse temperature of the first of two layers; only softsign has two. If `is_product`, the activation
+    is x times the head: only hard-swish.
     """
 
     activation: Activation
@@ -79,10 +83,23 @@ class Solved:
     lipschitz: float
     domain: tuple[float, float] = ALL_REALS
     sign: float | None = None
+    is_product: bool = False
 
     @property
     def num_anchors(self) -> int:
         return self.keys.num_keys + (0 if self.sign is None else 2)
+
+    @property
+    def sign_layer(self) -> Solved:
+        """The first layer of softsign: tanh(βx) by two keys, in place of the sign."""
+        assert self.sign is not None
+        sides = np.array([-1.0, 1.0])
+        keys = SoftHead.of_one_variable(self.sign * sides, np.zeros(2), sides)
+        return Solved(Activation("tanh"), keys, 0.0, "closed form", self.dtypes, self.sign)
+
+    def as_one_head(self) -> Solved:
+        """Return the activation as one head, for programs, which have no product of a head with its query."""
+        return solve(self.activation, self.error, self.dtypes, is_one_head=True) if self.is_product else self
 
 
 def exact_number(value: float) -> str:
@@ -124,13 +141,22 @@ TEXTS: dict[str, Callable[..., str]] = {
 
 
 @functools.lru_cache(maxsize=512)
-def solve(activation: Activation, eps: float, dtypes: tuple[str, ...]) -> Solved:
-    """Return the fewest keys whose proved error is ≤ eps in exact arithmetic, after rounding to each of the dtypes."""
-    positive_number("eps", eps)
+def solve(activation: Activation, eps: float, dtypes: tuple[str, ...], *, is_one_head: bool = False) -> Solved:
+    """Return the cheapest keys whose proved error is ≤ eps in exact arithmetic, after rounding to each of the dtypes.
 
+    Keys that take one exponential are cheapest, even if there are more of them. If none suffices, the fewest keys are.
+    """
+    positive_number("eps", eps)
+    if activation.name in FEW_EXPONENTIALS and not is_one_head:
+        with contextlib.suppress(InputError):
+            return _solved(activation, eps, dtypes, is_one_head=False)
+    return _solved(activation, eps, dtypes, is_one_head=True)
+
+
+def _solved(activation: Activation, eps: float, dtypes: tuple[str, ...], *, is_one_head: bool) -> Solved:
     def attempt(asked: float, failed: Sequence[Solved]) -> Solved | None:
         try:
-            gate = activation.gate(asked)
+            gate = activation.gate(asked, is_one_head=is_one_head)
         except InputError:
             if not failed:
                 raise
@@ -158,11 +184,13 @@ def _proved(activation: Activation, gate: Gate, dtypes: tuple[str, ...], eps: fl
         is_exact = all(map(np.array_equal, key_arrays(keys).values(), key_arrays(gate.keys).values()))
         if gate.is_proved and is_exact:
             errors.append(gate.error)
+        elif gate.is_product:
+            raise InputError(f"{activation}: {dtype} does not hold the keys of the product")
         else:
             errors.append(proved_error(keys, activation.expression(dtype), proved_on, gate.error, eps))
             method = "proof"
     error = max(errors) if gate.sign is None else float(up(max(errors) + up(SIGN_ERROR / gate.sign)))
-    return Solved(activation, gate.keys, error, method, dtypes, gate.lipschitz, domain, gate.sign)
+    return Solved(activation, gate.keys, error, method, dtypes, gate.lipschitz, domain, gate.sign, gate.is_product)
 
 
 def stored_keys(keys: SoftHead[np.ndarray], dtype: str) -> SoftHead[np.ndarray]:

@@ -220,13 +220,16 @@ class Written(Activation):
         steepest = math.inf if facts["lipschitz"] is None else float(facts["lipschitz"])
         return cls(str(facts["name"]), parameters, (s, t, p, q, r), texts, steepest, lines)
 
-    def gate(self, eps: float) -> Gate:
+    def gate(self, eps: float, *, is_one_head: bool = True) -> Gate:
         s, t, p, q, r = self.affine
         if self.lines:
             kinks, values, slopes = self.lines
             gate = line_gate(self.name, eps, kinks, list(zip(values, slopes, strict=True)))
         else:
-            gate = super().gate(eps / max(abs(p), 2.0**-100))
+            asked = eps / max(abs(p), 2.0**-100)
+            gate = super().gate(asked, is_one_head=is_one_head)
+            if gate.is_product:  # an affine map of x times a head is none
+                gate = super().gate(asked)
         keys = gate.keys if (s, t) == (1.0, 0.0) else gate.keys.shifted(t).scaled(s)
         keys = keys if (p, q, r) == (1.0, 0.0, 0.0) else keys.combined(p, r, q)
         return replace(gate, keys=keys, error=gate.error * abs(p), lipschitz=self.lipschitz, is_proved=False)

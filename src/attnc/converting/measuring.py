@@ -20,14 +20,12 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from attnc.converting.activations import Solved
 from attnc.converting.blocks import BlockErrors
 from attnc.converting.inventory import Found, Inventory, counted
 from attnc.converting.modules import HALVES, AttentionActivation
 from attnc.converting.pairs import AttentionMaximum
-from attnc.converting.propagation import gate_rounding
 from attnc.converting.recurrent import AttentionCell, AttentionRecurrence
-from attnc.converting.report import EndToEnd, Left, Replaced, Report
+from attnc.converting.report import EndToEnd, Left, Report
 from attnc.errors import InputError
 from attnc.numerics.arrays import Float
 from attnc.numerics.rounding import up
@@ -132,9 +130,6 @@ def compare(original: nn.Module, converted: nn.Module, example: Any, report: Rep
         entry.drift = max((drifts[path] for path in paths if path in drifts), default=None)
         entry.floor = max((floors[path] for path in paths if path in floors), default=None)
         entry.share = shares.get(id(entry))
-    for part in converted.modules():
-        if isinstance(part, AttentionActivation) and part.entry is not None and part.entry.seen is not None:
-            part.entry.rounding = _rounding(part.solved, part.entry)
     floor, hidden = None if exact is None else largest_difference(exact, theirs), largest_difference(theirs, ours)
     if hidden is not None and not math.isfinite(hidden):
         report.notes.append(
@@ -142,16 +137,6 @@ def compare(original: nn.Module, converted: nn.Module, example: Any, report: Rep
         )
         hidden = floor = None
     report.end_to_end = EndToEnd("the example", hidden, noise_floor=floor)
-
-
-def _rounding(solved: Solved, entry: Replaced) -> float | None:
-    """Return a proven bound of the rounding of a gate on the range that was seen. There is no rule for two layers."""
-    if solved.sign is not None or entry.seen is None or len(solved.dtypes) != 1:
-        return None
-    size = np.array([max(abs(entry.seen[0]), abs(entry.seen[1]))])
-    with np.errstate(all="ignore"):
-        bound = float(gate_rounding(solved, solved.dtypes[0], size)[0])
-    return bound if np.isfinite(bound) else None
 
 
 def named(found: Iterable[Found]) -> list[Left]:

@@ -151,10 +151,11 @@ def as_stages(parts: Sequence[nn.Module]) -> list[Stage]:
             bias = np.zeros(part.out_features) if part.bias is None else numbers(part.bias)
             found.append(Stage(numbers(part.weight), bias))
         elif isinstance(part, AttentionActivation) and not is_complete:
-            carried = np.tile(key_arrays(part.solved.keys)["carried"], (len(found[-1].b), 1))
+            solved = part.solved.as_one_head()
+            carried = np.tile(key_arrays(solved.keys)["carried"], (len(found[-1].b), 1))
             if isinstance(part, AttentionPReLU):  # keys 0 and 1 carry weight·z and z
                 carried[:, 0] = numbers(part.weight)
-            found[-1] = dataclasses.replace(found[-1], solved=part.solved, carried=carried)
+            found[-1] = dataclasses.replace(found[-1], solved=solved, carried=carried)
         else:
             raise InputError(
                 f"{type(part).__name__}: a program of this kind has linear maps, and an activation behind each"

@@ -2,26 +2,36 @@
 
     y = Σ_k w_k(x)(v_k + u_k·x),   w = softmax over k of (a_k·x + c_k)
 
-The softmax is torch's own, over the keys. It runs in blocks of elements whose scores stay in the processor's cache. The
-mean of the values is a product and a sum over the same axis. No other nonlinear kernel runs, forwards or backwards.
+There are three ways to compute this, from the same stored keys:
+
+- on the CPU with numba, compiled loops that take one exponential per element if the keys allow it (`evaluation`);
+- otherwise torch's own softmax over the keys, in blocks of elements;
+- while torch traces, compiles or exports, or under torch.func, one expression of torch functions without branches.
+
+No kernel of an activation runs, forwards or backwards.
 """
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.autograd.graph import increment_version
 
+from attnc.converting import kernels
 from attnc.converting.activations import Solved, key_arrays
+from attnc.converting.evaluation import evaluation_of, evaluation_text
+from attnc.converting.kernels import Fused
 from attnc.converting.report import Replaced
 from attnc.errors import InputError
 
-BLOCK_BYTES = 2**22
-"""Size of the scores of one block, in bytes: 4 MiB. Larger blocks do not fit into the processor's last cache. With
-smaller ones most of the time goes into starting threads."""
+BLOCK_BYTES = 2**20
+"""Size of the scores of one block, in bytes: 1 MiB, so that a block and its temporaries stay in the second cache."""
 BLOCK_BYTES_ELSEWHERE = 2**26
 """Size of the scores of one block on other devices, in bytes: 64 MiB. There, starting a kernel costs more than
 memory."""
@@ -32,97 +42,70 @@ DTYPES = {torch.float64: "float64", torch.float32: "float32", torch.float16: "fl
 DTYPE_NAMES = ", ".join(map(str, DTYPES))
 KEY_TENSORS = ("slopes", "offsets", "values", "carried")
 """The names of the tensors that hold the keys."""
+Keys = tuple[Tensor, Tensor, Tensor, Tensor]
+"""The four key tensors, in the dtype and on the device of the queries."""
 
 
-def scores(x: Tensor, slopes: Tensor, offsets: Tensor) -> Tensor:
-    """Return the scores of n queries and p keys, of shape (p, n)."""
-    return torch.addcmul(offsets[:, None], slopes[:, None], x)
+# --- torch functions --------------------------------------------------------------------------------------------------
 
 
-def mean(weights: Tensor, values: Tensor) -> Tensor:
-    """Return Σ_k w_k·v_k. A matrix product is avoided: it might run in TF32, or in bfloat16 under autocast."""
-    return (weights * values[:, None]).sum(0)
+def scale_of(solved: Solved) -> float:
+    """Return the least power of two ≥ the largest |slope|."""
+    largest = float(abs(solved.keys.slopes).max())
+    return 2.0 ** math.ceil(math.log2(max(largest, 2.0**-100)))
 
 
-def mean_(weights: Tensor, values: Tensor) -> Tensor:
-    """Return the same mean, and overwrite the weights."""
-    return weights.mul_(values[:, None]).sum(0)
+def weights_of(x: Tensor, slopes: Tensor, offsets: Tensor, scale: float) -> Tensor:
+    """Return the weights of the queries x, with a last axis for the keys.
 
-
-class Attend(torch.autograd.Function):
-    """Attention of the queries x over constant keys, block by block. Backward recomputes the weights."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, slopes: Tensor, offsets: Tensor, values: Tensor | None, carried: Tensor | None) -> Tensor:
-        """Compute the attention. `values` and `carried` are None if they are all zero."""
-
-        def block(x: Tensor) -> Tensor:
-            weights = torch.softmax(scores(x, slopes, offsets), 0)
-            if carried is None:
-                return mean_(weights, values) if values is not None else torch.zeros_like(x)
-            constant = None if values is None else mean(weights, values)
-            y = mean_(weights, carried).mul_(x)
-            return y if constant is None else y.add_(constant)
-
-        def limit(x: Tensor) -> Tensor:
-            """Return the limit for large x. If nothing is carried, it is the constant and not 0·∞."""
-            weights = torch.softmax(scores(within_reach(x), slopes, offsets), 0)
-            constant = torch.zeros_like(x) if values is None else mean(weights, values)
-            slope = torch.zeros_like(x) if carried is None else mean(weights, carried)
-            return torch.where(slope == 0, constant, slope * x + constant)
-
-        return in_blocks(or_limit(block, limit), x, len(slopes))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
-        """Multiply by y′ = Σ w_k·u_k + Σ w_k·a_k·y_k − (Σ w_k·a_k)·y, with y_k = v_k + u_k·x."""
-        x, slopes, offsets, values, carried = ctx.saved_tensors
-        (grad,) = grads
-        values = torch.zeros_like(slopes) if values is None else values
-        carried = torch.zeros_like(slopes) if carried is None else carried
-
-        def block(x: Tensor) -> Tensor:
-            weights = torch.softmax(scores(x, slopes, offsets), 0)
-            each = torch.addcmul(values[:, None], carried[:, None], x)
-            tilt = slopes[:, None] - (weights * slopes[:, None]).sum(0)
-            return (weights * (carried[:, None] + tilt * each)).sum(0)
-
-        run = or_limit(block, lambda x: block(within_reach(x)))
-        slope = run(x) if torch.is_grad_enabled() else in_blocks(run, x, len(slopes))
-        return grad * slope, None, None, None, None
-
-
-def within_reach(x: Tensor) -> Tensor:
-    """Clip x to ±√max of its dtype. One key has all the weight there, and no score overflows."""
-    reach = torch.full_like(x, math.sqrt(torch.finfo(x.dtype).max))
-    return torch.where(x.abs() > reach, torch.copysign(reach, x), x)
-
-
-def or_limit(block: Callable[[Tensor], Tensor], limit: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Use `block`, or `limit` if the scores of a block overflow.
-
-    Devices other than the CPU and traces always use `limit`.
+    x·scale is kept finite. A score is then finite, because |slope| ≤ scale, and one key has all the weight there.
     """
+    most = torch.finfo(x.dtype).max
+    bounded = torch.nan_to_num(x * scale, nan=math.nan, posinf=most, neginf=-most)
+    return torch.softmax(bounded.unsqueeze(-1) * (slopes / scale) + offsets, -1)
 
-    def run(x: Tensor) -> Tensor:
-        traced = torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(x)
-        if x.device.type != "cpu" or traced or type(x) is not Tensor:
-            return limit(x)
-        y = block(x)
-        return limit(x) if math.isnan(y.detach().sum().item()) else y
 
-    return run
+def expression(x: Tensor, keys: Keys, scale: float, is_product: bool = False) -> Tensor:
+    """Return the attention of the queries x as one expression, with limits for infinite x, and NaN for NaN.
+
+    The means are sums of products. A matrix product might run in TF32, or in bfloat16 under autocast.
+    """
+    slopes, offsets, values, carried = keys
+    weights = weights_of(x, slopes, offsets, scale)
+    constant = (weights * values).sum(-1)  # NaN for NaN
+    y = constant + without_nan((weights * carried).sum(-1) * x)
+    return without_nan(x * y) + 0 * constant if is_product else y
+
+
+def without_nan(product: Tensor) -> Tensor:
+    """Return the product with 0·∞ = 0."""
+    return torch.nan_to_num(product, nan=0.0, posinf=math.inf, neginf=-math.inf)
+
+
+def exported(x: Tensor, keys: Keys, is_product: bool = False) -> Tensor:
+    """Return the attention as MatMul, Add and Softmax, and Mul for keys that carry x. Infinite x give NaN."""
+    slopes, offsets, values, carried = keys
+    weights = torch.softmax(torch.matmul(x.unsqueeze(-1), slopes.unsqueeze(0)) + offsets, -1)
+    y = torch.matmul(weights, values)
+    y = y + torch.matmul(weights, carried) * x
+    return x * y if is_product else y
+
+
+def slope_expression(x: Tensor, keys: Keys, scale: float, is_product: bool = False) -> Tensor:
+    """Return y′ = Σ w_k·u_k + Σ w_k(a_k − Σ w_j·a_j)·y_k, with y_k = v_k + u_k·x."""
+    slopes, offsets, values, carried = keys
+    reach = math.sqrt(torch.finfo(x.dtype).max)
+    x = torch.nan_to_num(x, nan=math.nan, posinf=reach, neginf=-reach)
+    weights = weights_of(x, slopes, offsets, scale)
+    each = values + carried * x.unsqueeze(-1)
+    mean = (weights * each).sum(-1, keepdim=True)
+    slope = (weights * carried).sum(-1) + (weights * slopes * (each - mean)).sum(-1)
+    return mean.squeeze(-1) + x * slope if is_product else slope
 
 
 def in_blocks(run: Callable[[Tensor], Tensor], x: Tensor, num_keys: int) -> Tensor:
     """Compute run(x) for a flat x, in blocks of about BLOCK_BYTES of scores."""
-    size = BLOCK_BYTES if x.device.type == "cpu" else BLOCK_BYTES_ELSEWHERE
+    size = BLOCK_BYTES if x.is_cpu else BLOCK_BYTES_ELSEWHERE
     step = max(1, size // (num_keys * x.element_size()))
     if len(x) <= step:
         return run(x)
@@ -132,9 +115,117 @@ def in_blocks(run: Callable[[Tensor], Tensor], x: Tensor, num_keys: int) -> Tens
     return out
 
 
-def into(x: Tensor, run: Callable[[Tensor], Tensor]) -> Tensor:
-    """Write run(x) into x. If gradients are on, the old x is copied first, because backward needs it."""
-    return x.copy_(run(x.clone() if x.requires_grad and torch.is_grad_enabled() else x))
+class Attend(torch.autograd.Function):
+    """Attention of flat queries over constant keys, block by block. Backward recomputes the weights."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, keys: Keys, scale: float, is_product: bool) -> Tensor:
+        ctx.save_for_backward(x, *keys)
+        ctx.others = scale, is_product
+        return in_blocks(lambda x: expression(x, keys, scale, is_product), x, len(keys[0]))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        x, *keys = ctx.saved_tensors
+        scale, is_product = ctx.others
+
+        def run(x: Tensor) -> Tensor:
+            return slope_expression(x, tuple(keys), scale, is_product)  # type: ignore[arg-type]
+
+        is_whole = torch.is_grad_enabled() or not is_eager(grads[0])
+        return grads[0] * (run(x) if is_whole else in_blocks(run, x, len(keys[0]))), None, None, None
+
+
+# --- compiled loops ---------------------------------------------------------------------------------------------------
+
+
+def is_eager(x: Tensor) -> bool:
+    """Whether x is a tensor with memory of its own, and nothing traces it or computes derivatives forwards."""
+    return (
+        type(x) in (Tensor, nn.Parameter)
+        and not torch.compiler.is_compiling()
+        and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+        and not torch.jit.is_tracing()  # type: ignore[no-untyped-call]
+        and forward_ad._current_level < 0
+        and torch._C._has_storage(x)  # tensors of torch.vmap have none
+        and not x._is_zerotensor()
+        and not x.is_neg()
+    )
+
+
+def same_layout(x: Tensor, like: Tensor) -> Tensor:
+    """Return x with the strides of `like`, whose elements fill their memory."""
+    return x if x.stride() == like.stride() else torch.empty_like(like).copy_(x)
+
+
+def dense(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return x in memory that its elements fill, and an empty tensor of the same layout."""
+    y = torch.empty_like(x)
+    if y.stride() == x.stride():
+        return x, y
+    return x.contiguous(), y if y.is_contiguous() else torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+class FusedAttend(torch.autograd.Function):
+    """The compiled loops, with a gradient. Backward keeps x, or the output if that is enough."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gate: AttentionActivation, fused: Fused, inplace: bool) -> Tensor:
+        if inplace:
+            kept, y = x.clone(), x
+            ctx.mark_dirty(x)
+        else:
+            kept, y = dense(x)
+        fused.forward(kept.data_ptr(), y.data_ptr(), 0, y.numel())
+        ctx.save_for_backward(y if fused.saves_output else kept)
+        ctx.gate, ctx.fused = gate, fused
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        (kept,), (grad,) = ctx.saved_tensors, grads
+        fused, gate = ctx.fused, ctx.gate
+        if torch.is_grad_enabled() or not is_eager(grad):
+            if fused.saves_output:
+                factor, first, last = (float(number) for number in fused.make_backward().numbers)
+                return grad * (factor * ((kept - first) * (last - kept))), None, None, None
+            slope = slope_expression(kept, gate.keys(kept), gate.scale, gate.solved.is_product)
+            return grad * slope, None, None, None
+        grad, found = same_layout(grad, kept), torch.empty_like(kept)
+        fused.backward(kept.data_ptr(), found.data_ptr(), grad.data_ptr(), found.numel())
+        return found, None, None, None
+
+
+class Prepared:
+    """The compiled loops of a gate by dtype, each with the keys it was made of. Copies of a gate begin without any."""
+
+    def __init__(self) -> None:
+        self.made: dict[torch.dtype, tuple[bytes, Fused]] = {}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Prepared:
+        return Prepared()
+
+    def __reduce__(self) -> tuple[type[Prepared], tuple[()]]:
+        return Prepared, ()
+
+    def get(self, gate: AttentionActivation, dtype: torch.dtype) -> Fused:
+        """Return the loops for the keys as they are stored now."""
+        stored = [gate._buffers[name] for name in KEY_TENSORS]
+        content = b"".join([ctypes.string_at(k.data_ptr(), 8 * k.numel()) for k in stored])  # type: ignore[union-attr]
+        found = self.made.get(dtype)
+        if found is None or found[0] != content:
+            keys = {name: getattr(gate, name).numpy() for name in KEY_TENSORS}
+            evaluation = evaluation_of(keys, DTYPES[dtype], is_product=gate.solved.is_product)
+            found = self.made[dtype] = content, Fused(evaluation, DTYPES[dtype])
+        return found[1]
+
+
+# --- modules ----------------------------------------------------------------------------------------------------------
+
+
+def into(x: Tensor, gate: AttentionActivation) -> Tensor:
+    """Write the activation of x into x."""
+    return gate.write_into(x)
 
 
 class AttentionActivation(nn.Module):
@@ -147,8 +238,9 @@ class AttentionActivation(nn.Module):
 
     def __init__(self, solved: Solved, *, inplace: bool = False, device: torch.device | None = None) -> None:
         super().__init__()
-        self.solved, self.inplace = solved, inplace
+        self.solved, self.inplace, self.scale = solved, inplace, scale_of(solved)
         self.entry: Replaced | None = None  # its line in the report
+        self.prepared = Prepared()
         for name, numbers in key_arrays(solved.keys).items():
             self.register_buffer(name, torch.tensor(numbers, device=device))
 
@@ -159,21 +251,60 @@ class AttentionActivation(nn.Module):
                 self.register_parameter(name, nn.Parameter(tensor))
         return self
 
+    @property
+    def evaluation(self) -> str:
+        """How the activation is computed on a CPU, outside traces."""
+        if self._parameters:
+            return "softmax in torch"
+        keys = {name: getattr(self, name).cpu().numpy() for name in KEY_TENSORS}
+        return evaluation_text(keys, self.solved.dtypes[-1], is_product=self.solved.is_product)
+
+    def keys(self, x: Tensor) -> Keys:
+        """Return the keys in the dtype and on the device of x."""
+        found = [getattr(self, name) for name in KEY_TENSORS]
+        return tuple(key.to(x.device, x.dtype) for key in found)  # type: ignore[return-value]
+
     def forward(self, x: Tensor) -> Tensor:
-        return into(x, self.attend) if self.inplace else self.attend(x)
+        return self.write_into(x) if self.inplace else self.attend(x)
 
     def attend(self, x: Tensor) -> Tensor:
-        return self.compute(x.to(compute_dtype(x)).reshape(-1)).reshape(x.shape).to(x.dtype)
+        """Return the activation of x, in the shape and dtype of x."""
+        dtype = compute_dtype(x)
+        return self.compute(x) if x.dtype == dtype else self.compute(x.to(dtype)).to(x.dtype)
+
+    def write_into(self, x: Tensor) -> Tensor:
+        """Write the activation of x into x. With gradients, the old x is copied first, because backward needs it."""
+        needs_grad = x.requires_grad and torch.is_grad_enabled()
+        if self.is_fused(x) and x.dtype == compute_dtype(x) and torch.empty_like(x).stride() == x.stride():
+            fused = self.prepared.get(self, x.dtype)
+            if needs_grad:
+                return FusedAttend.apply(x, self, fused, True)  # type: ignore[no-untyped-call]
+            fused.forward(x.data_ptr(), x.data_ptr(), 0, x.numel())
+            increment_version(x)
+            return x
+        return x.copy_(self.attend(x.clone() if needs_grad else x))
+
+    def is_fused(self, x: Tensor) -> bool:
+        """Whether compiled loops compute the activation of x."""
+        is_constant = "slopes" in self._buffers and self.slopes.is_cpu
+        return x.is_cpu and is_constant and type(self).compute is AttentionActivation.compute and _loops_run_on(x)
 
     def compute(self, x: Tensor) -> Tensor:
-        """Return the activation of a flat x, in the dtype of the result."""
-        slopes, offsets, values, carried = (getattr(self, name).to(x.device, x.dtype) for name in KEY_TENSORS)
-        if any(key.requires_grad for key in (slopes, offsets, values, carried)):
-            weights = torch.softmax(scores(x, slopes, offsets), 0)
-            return mean(weights, values) + mean(weights, carried) * x
-        keys = self.solved.keys
-        given = (values if keys.values.any() else None, carried if keys.carried is not None else None)
-        return Attend.apply(x, slopes, offsets, *given)  # type: ignore[no-untyped-call]
+        """Return the activation of x, whose dtype is that of the result."""
+        is_product = self.solved.is_product
+        if x.is_cpu and "slopes" in self._buffers and self.slopes.is_cpu and _loops_run_on(x):
+            fused = self.prepared.get(self, x.dtype)
+            if x.requires_grad and torch.is_grad_enabled():
+                return FusedAttend.apply(x, self, fused, False)  # type: ignore[no-untyped-call]
+            x, y = dense(x)
+            fused.forward(x.data_ptr(), y.data_ptr(), 0, x.numel())
+            return y
+        keys = self.keys(x)
+        if torch.onnx.is_in_onnx_export():
+            return exported(x, keys, is_product)
+        if is_eager(x) and not any(key.requires_grad for key in keys):
+            return Attend.apply(x.reshape(-1), keys, self.scale, is_product).reshape(x.shape)  # type: ignore[no-untyped-call]
+        return expression(x, keys, self.scale, is_product)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> AttentionActivation:
         """Move the keys to the model's device. They stay in float64, and are rounded to the dtype of x when used."""
@@ -189,6 +320,10 @@ class AttentionActivation(nn.Module):
         return f"{self.solved.activation}, keys={self.solved.num_anchors}, error≤{self.solved.error:.2g}"
 
 
+def _loops_run_on(x: Tensor) -> bool:
+    return is_eager(x) and kernels.is_available()
+
+
 class AttentionPReLU(AttentionActivation):
     """PReLU by two keys that carry weight·x and x. There is one learnt weight per channel (axis 1), or one for all."""
 
@@ -201,20 +336,21 @@ class AttentionPReLU(AttentionActivation):
         if weight.numel() > 1:
             weight = weight.reshape(-1, *[1] * (x.ndim - 2))
         given = x.to(weight.dtype)
-        right = super().compute(given.reshape(-1)).reshape(x.shape)  # x to the right of 0, and 0 to the left
+        right = self.compute(given)  # x to the right of 0, and 0 to the left
         return (right + weight * (given - right)).to(x.dtype)
 
 
 class AttentionSoftsign(AttentionActivation):
     """Softsign in two layers: s = tanh(βx) by two keys and y = x·s, then s·A(y) with A(y) ≈ y/(1 + y)."""
 
+    def __init__(self, solved: Solved, *, inplace: bool = False, device: torch.device | None = None) -> None:
+        super().__init__(solved, inplace=inplace, device=device)
+        assert solved.sign is not None
+        self.sign = AttentionActivation(solved.sign_layer, device=device)
+
     def compute(self, x: Tensor) -> Tensor:
-        beta = self.solved.sign
-        assert beta is not None
-        sides = x.new_tensor([-1.0, 1.0])
-        sign = Attend.apply(x, beta * sides, 0 * sides, sides, None)  # type: ignore[no-untyped-call]
-        rest: Tensor = sign * super().compute(x * sign)
-        return rest
+        sign = self.sign.compute(x)
+        return sign * super().compute(x * sign)
 
 
 class AttentionGLU(nn.Module):

@@ -20,27 +20,19 @@ from functools import cache
 
 import numpy as np
 
-from attnc.converting.activations import Solved, key_arrays, stored_keys
+from attnc.converting.activations import Solved, key_arrays
+from attnc.converting.rounding import NORMAL, SLACK, KeyNumbers, cells, key_numbers, on_cells
 from attnc.errors import InputError
-from attnc.numerics import elementary
 from attnc.numerics.affine_forms import AffineForm, norm_up
 from attnc.numerics.arrays import Float
 from attnc.numerics.intervals import Interval
 from attnc.numerics.quiet import quiet
-from attnc.numerics.rounding import ENGINE_ULPS, UNIT_ROUNDOFF, Array, gamma, up
+from attnc.numerics.rounding import UNIT_ROUNDOFF, Array, gamma, up
 from attnc.targets.expressions.expression import Expression
 
 CELLS = 32
 """Number of cells into which the range of a pre-activation is cut, for slopes and for the distance from a chord. A gelu
 takes 0.1 s for 4,096 cells: a layer of 128 units."""
-CELL_RATIO = 1.05
-"""Ratio of the ends of the cells on which the rounding of a gate is bounded. Scores up to 20, where weights still
-count, change by at most 1 on a cell."""
-SLACK = 1 + 2.0**-20
-"""Factor for the rounding of sums in `gate_rounding`. They have fewer than 10⁴ positive terms, each with a relative
-error below 10⁻¹²."""
-NORMAL = {"float64": 2.0**-1022, "float32": 2.0**-126}
-"""The smallest normal number. A smaller result may become zero, so it is off by at most this."""
 TORCH_ULPS = 8
 """Largest assumed error of torch's activations, in ulp of max(1, |x|, |f(x)|). The tests find none above half of it."""
 SOFTPLUS_JUMP = 2.1e-9
@@ -266,20 +258,13 @@ def _chord(enclose: Callable[[Interval], Enclosed], x: Interval) -> tuple[Vector
 def gate_rounding(solved: Solved, dtype: str, size: Vector, weight: Vector | None = None) -> Vector:
     """Bound |gate as computed − gate in exact arithmetic| for inputs of absolute value ≤ size, entry by entry.
 
-    Proof.  y = Σ w_k·y_k with y_k = v_k + u_k·x and w = softmax(s). The computed weights belong to scores that are off
-            by at most e_k: two roundings of a_k·x + c_k, one of the difference from the maximum, and the error of the
-            exponential. With w̃_k ∝ w_k·e^{η_k}, |η_k| ≤ e_k, and since Σ w_k(y_k − y) = 0,
-
-                |ỹ − y| ≤ Σ_k w_k(e^{e_k} − 1)|y_k − y| / Σ_k w_k·e^{−e_k},   |y_k − y| ≤ Σ_j w_j|y_k − y_j|.
-
-            The divisor is at least e^{−Σ w_k·e_k} by Jensen's inequality. Sums, products and the division add
-            γ_{2p+8}·max_k(|v_k| + |u_k·x|), and a weight that becomes zero adds the smallest normal number times
-            |y_k − y|. Everything is bounded on cells of x in a geometric progression, from 0 to the largest size.
+    `rounding.on_cells` bounds it on cells of x in a geometric progression, from 0 to the largest size.
     """
-    keys = key_arrays(stored_keys(solved.keys, dtype))
     reach = float(size.max(initial=0.0))
-    inner, errors = _rounding_on_cells(tuple(map(tuple, keys.values())), dtype, _power_above(reach))
+    inner, errors = _rounding_on_cells(key_numbers(solved, dtype), dtype, _power_above(reach))
     found = errors[np.maximum(np.searchsorted(inner, size, side="right") - 1, 0)]
+    if solved.is_product:  # x times a head with values in [0, 1], up to its error
+        return up(size * up(found + gamma(2, UNIT_ROUNDOFF[dtype]) * 2))
     if weight is None:
         return found
     # right + w·(x − right): an error of `right` counts |1 − w| times, and there are four roundings
@@ -293,38 +278,10 @@ def _power_above(x: float) -> float:
 
 
 @cache
-def _rounding_on_cells(keys: tuple[tuple[float, ...], ...], dtype: str, reach: float) -> tuple[Array, Array]:
+def _rounding_on_cells(keys: KeyNumbers, dtype: str, reach: float) -> tuple[Array, Array]:
     """Return the inner ends of cells of |x| up to `reach`, and the largest rounding error of the gate up to each."""
-    u, ulps, normal = UNIT_ROUNDOFF[dtype], ENGINE_ULPS[dtype], NORMAL[dtype]
-    a, c, v, carried = (np.array(numbers) for numbers in keys)
-    p = len(a)
-    first = 1 / (64 * max(1.0, float(np.abs(a).max())))
-    count = max(1, math.ceil(math.log(reach / first) / math.log(CELL_RATIO)))
-    ends = np.concatenate([[0.0], first * CELL_RATIO ** np.arange(count), [reach * CELL_RATIO]])
-    low, high = ends[:-1], np.maximum(ends[1:], ends[:-1])
-    worst = np.zeros(len(low))
-    for x in (Interval(low, high), Interval(-high, -low)):
-        each = Interval(x.lo[:, None, None], x.hi[:, None, None])
-        between = Interval.point(a[:, None]) - a[None], Interval.point(c[:, None]) - c[None]
-        ahead = each * Interval(between[0].lo[None], between[0].hi[None]) + Interval(
-            between[1].lo[None], between[1].hi[None]
-        )  # s_j − s_k, of shape (cells, j, k)
-        with quiet():
-            weights = up(1 / elementary.exp(ahead).lo.sum(axis=1)) * SLACK  # w_k = 1/Σ_j e^{s_j − s_k}
-            weights = np.minimum(weights, 1.0)
-            logs = -ahead.lo.max(axis=1)  # an upper bound of log w_k
-            size = x.mag[:, None]
-            scores = size * np.abs(a) + np.abs(c)
-            e = SLACK * (gamma(3, u) * scores + u * (scores + scores.max(axis=1, keepdims=True)) + 2 * ulps * u)
-            moved = np.where(e < 1, weights * np.expm1(np.minimum(e, 1.0)), np.exp(np.minimum(e + logs, 700.0)))
-            moved = np.where(e + logs > 700, np.inf, moved)
-            apart = np.abs(v[:, None] - v[None]) + size[:, :, None] * np.abs(carried[:, None] - carried[None])
-            distance = (apart * weights[:, None, :]).sum(axis=2)  # |y_k − y|
-            divisor = np.exp(-np.minimum((weights * e).sum(axis=1), 700.0))
-            shifted = (moved * distance).sum(axis=1) / divisor
-            largest = (np.abs(v) + size * np.abs(carried)).max(axis=1)
-            lost = gamma(2 * p + 8, u) * largest + 2 * p * normal * (1 + apart.max(axis=(1, 2)))
-        worst = np.maximum(worst, SLACK * SLACK * (shifted + SLACK * lost))
+    low, high = cells(keys, reach)
+    worst = np.maximum(*(on_cells(keys, dtype, x) for x in (Interval(low, high), Interval(-high, -low))))
     return low, np.maximum.accumulate(worst)
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from attnc.constructions.fitting.gate import ALL_REALS
-from attnc.converting.activations import Solved
+from attnc.converting.activations import Solved, key_arrays
 from attnc.converting.arithmetic import Written
+from attnc.converting.evaluation import evaluation_text
+from attnc.converting.rounding import rounding_of
 from attnc.model_card import code, escape, fenced
 from attnc.numerics.bound import Bound
 from attnc.wording import ceiling
@@ -27,8 +30,9 @@ class Replaced:
     `error` is proven in exact arithmetic for every x in `domain`, with the keys as the dtype stores them.
     `block_error` is ‖|W₂|‖_∞·error, also proven, if the linear map that follows is known. In a gated block it counts
     the other factor, if a norm layer or a clamp bounds that. `block_error_seen` is the same with the size of the other
-    factor on the example. `rounding` is a proven bound of the rounding errors of the activation in its dtype, for
-    inputs in the range `seen`.
+    factor on the example. `evaluation` tells how the activation is computed on a CPU. `rounding` is a proven K: the
+    rounding of the computed activation is at most K(1 + |y|) for every x. It is None if there is no rule, as for
+    softsign and PReLU.
 
     The rest is measured on the example: the range of the pre-activations, and the largest change `drift` of the block's
     output. `floor` is the change that the dtype alone makes there: the original against itself in float64. `share` is
@@ -54,6 +58,7 @@ class Replaced:
     also: tuple[str, ...] = ()  # further paths of a shared module
     consumers: tuple[str, ...] = ()  # the linear maps that take the output
     written: Written | None = None  # if it is arithmetic in the code
+    evaluation: str = ""
 
     @classmethod
     def of(cls, solved: Solved, path: str, found: str) -> Replaced:
@@ -61,6 +66,8 @@ class Replaced:
         dtype = " or ".join(solved.dtypes)
         made = cls(path, str(activation), activation.parameters, *figures, dtype, solved.domain, found)
         made.written = activation if isinstance(activation, Written) else None
+        made.evaluation = evaluation_text(key_arrays(solved.keys), solved.dtypes[-1], is_product=solved.is_product)
+        made.rounding = rounding_of(solved, solved.dtypes[-1])
         return made
 
     def add_consumer(self, path: str) -> None:
@@ -276,6 +283,8 @@ class Report:
         if self.kept:
             kinds = ", ".join(f"{kind} ({count})" for kind, count in self.kept.items())
             lines.append(f"kept on purpose, with the number of operators: {kinds}")
+        ways = Counter(entry.evaluation for entry in self.replaced)
+        lines += [f"evaluation on a CPU: {way} ({count})" for way, count in ways.items()]
         drift = self.end_to_end
         if drift is not None and drift.hidden is not None:
             pooled = "" if drift.cosine is None else f"; 1 − cosine of pooled outputs {drift.cosine:.2e}"

@@ -72,7 +72,7 @@ def export_onnx(
     newest = onnx.defs.onnx_opset_version()
     if isinstance(opset, bool) or not isinstance(opset, int) or not OLDEST_OPSET <= opset <= newest:
         raise InputError(f"opset must be a whole number from {OLDEST_OPSET} to {newest}, found {opset!r}")
-    target = _checked_target(path)
+    target = checked_target(path)
     model = to_model(program, metadata or {}, opset, limits, is_nan_outside=is_nan_outside)
     check_operators(model)
     checker.check_model(model, full_check=True)
@@ -152,7 +152,8 @@ def _mark(graph: Graph, u: str, moved: str) -> str:
     return graph.node("Reshape", "limits/out", summed, graph.constant("limits/shape", np.array([0, 1, 1])))
 
 
-def _checked_target(path: PathLike) -> str:
+def checked_target(path: PathLike) -> str:
+    """Return the path of a file that can be written, or raise FileError."""
     try:
         target = os.path.realpath(path)
     except (OSError, ValueError) as error:  # a link to itself; a NUL in the path

@@ -17,6 +17,7 @@ from attnc.functions.function import ONE, ElementaryFunction, gaussian_remainder
 from attnc.functions.gate_recipes import FittedKeys
 from attnc.functions.gate_table import ERF as ERF_TABLE
 from attnc.functions.gate_table import GELU as GELU_TABLE
+from attnc.functions.gate_table import GELU_LATTICE
 from attnc.functions.logistic import ramp_slope_beyond
 from attnc.numerics import elementary
 from attnc.numerics.elementary import PI, increasing, piecewise_monotone
@@ -125,5 +126,6 @@ GELU = ElementaryFunction(
         lambda x: math.exp(-x * x / 2),
         GELU_SLOPE_TURNS[1][2],
         GELU_TABLE,
+        lattice=GELU_LATTICE,
     ),
 )

@@ -6,12 +6,16 @@ A gate is a head G(x) = Σ_k w_k(x)(v_k + u_k·x), w = softmax(a_k·x + c_k), wh
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from attnc.numerics.rounding import Array
 
 TableRow = tuple[tuple[float, ...], tuple[float, ...], float]
 """The slopes and offsets of the keys to the right of 0, and the largest error of the gate, rounded to two digits."""
+
+LatticeRow = tuple[float, tuple[float, ...], float]
+"""The step of equally spaced slopes, the offsets of the keys to the right of 0 (without the first if it is 0), and the
+largest error of the gate. All weights are powers of one exponential."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,7 @@ class FittedKeys:
     rows: Mapping[int, TableRow]
     limit: float | None = None  # of an odd function; None for a ramp
     is_pure: bool = True
+    lattice: Mapping[int, LatticeRow] = field(default_factory=dict)
     is_economical: bool = True  # False if soft anchors on a bounded interval take fewer keys
 
 

@@ -13,11 +13,14 @@ Few keys are enough because, with φ the normal density,
 
 a softmax over a continuum of keys t with offsets log φ(t), in which the keys t > 0 have the value 1 and the others 0.
 The rows are quadratures of that: nearly even slopes, offsets ≈ −½·slope², and carried parts within 1 % of 0 and 1.
+
+Rows named LATTICE have equally spaced slopes: (step, offsets, error). They need one or two keys more for the same
+error, and one exponential for all keys. There are none with more keys than compiled loops take.
 """
 
 from __future__ import annotations
 
-from attnc.functions.gate_recipes import TableRow
+from attnc.functions.gate_recipes import LatticeRow, TableRow
 
 GELU: dict[int, TableRow] = {
     2: ((0.886,), (0.0,), 1.5e-02),
@@ -49,6 +52,12 @@ GELU: dict[int, TableRow] = {
     ),
 }
 
+GELU_LATTICE: dict[int, LatticeRow] = {
+    8: (1.04101, (-1.24084, -3.71836, -7.5725), 8.8e-07),
+    9: (1.1104, (-0.4819, -2.0593, -4.9243, -9.2259), 3.1e-07),
+    10: (0.8732967, (-0.8463828, -2.5475207, -5.1570061, -8.7839232), 8e-08),
+}
+
 GELU_TANH: dict[int, TableRow] = {
     2: ((0.887,), (0.0,), 1.5e-02),
     3: ((2.221,), (-1.394,), 4.7e-03),
@@ -72,6 +81,12 @@ GELU_TANH: dict[int, TableRow] = {
         (-0.446916005, -1.816546259, -4.412144627, -8.199524202, -13.322982338, -20.267681198),
         1.7e-10,
     ),
+}
+
+GELU_TANH_LATTICE: dict[int, LatticeRow] = {
+    8: (1.1114, (-1.4475, -4.4795, -8.625), 2.6e-06),
+    9: (1.11356, (-0.48504, -2.08729, -5.14817, -9.13492), 9.2e-07),
+    10: (0.8127, (-0.7484, -2.2498, -4.9358, -7.4863), 4.1e-07),
 }
 
 ERF: dict[int, TableRow] = {
@@ -113,6 +128,11 @@ SOFTPLUS: dict[int, TableRow] = {
     8: ((0.32897855, 1.12824011, 2.66260277, 3.66292117), (0.0, 0.07868009, -0.54749299, 0.14455208), 4.1e-12),
     9: ((0.6048347, 1.3246667, 2.6213128, 3.62112), (0.2347086, 0.0146653, -0.785634, -0.0857119), 8.2e-13),
     10: ((0.34496, 1.421009, 2.436225, 3.407245, 4.407124), (0.0, -0.965257, -0.920596, -0.347404, 0.429029), 2.4e-13),
+}
+
+SOFTPLUS_LATTICE: dict[int, LatticeRow] = {
+    5: (1.0026, (1.504, 1.9408), 9.1e-07),
+    6: (0.99998189, (1.26414813, 1.13229643), 6.9e-08),
 }
 
 ATAN: dict[int, tuple[float, float, float, float, float]] = {

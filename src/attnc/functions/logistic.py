@@ -25,6 +25,7 @@ from attnc.functions.function import (
 )
 from attnc.functions.gate_recipes import ExactKeys, FittedKeys
 from attnc.functions.gate_table import SOFTPLUS as SOFTPLUS_TABLE
+from attnc.functions.gate_table import SOFTPLUS_LATTICE
 from attnc.numerics.elementary import increasing, piecewise_monotone
 from attnc.numerics.intervals import Interval
 from attnc.numerics.jet_equations import derivative, integrate, number, riccati
@@ -151,5 +152,12 @@ SILU = ElementaryFunction(
 SOFTPLUS = replace(
     smooth("softplus", lambda x: np.logaddexp(0.0, x), softplus_range, _softplus_jet, sigmoid_range),
     asymptotes=ramp(exponential_remainder(1.0, 1.0)),  # softplus(s) − s ≤ e^{−s}
-    gate=FittedKeys(lambda x: np.log1p(np.exp(x)), lambda x: math.exp(-x), 1.0, SOFTPLUS_TABLE, is_pure=False),
+    gate=FittedKeys(
+        lambda x: np.log1p(np.exp(x)),
+        lambda x: math.exp(-x),
+        1.0,
+        SOFTPLUS_TABLE,
+        is_pure=False,
+        lattice=SOFTPLUS_LATTICE,
+    ),
 )

@@ -32,7 +32,7 @@ from attnc.constructions.fitting.circuit import Circuit, Wire
 from attnc.constructions.fitting.minimax import chebyshev, fit_values, highest
 from attnc.errors import InputError, positive_number, real_number
 from attnc.functions.gate_recipes import Decay, ExactKeys, FittedKeys, GateRecipe, PickedValue, TwoLines
-from attnc.functions.gate_table import GELU_TANH, RECIPROCAL
+from attnc.functions.gate_table import GELU_TANH, GELU_TANH_LATTICE, RECIPROCAL
 from attnc.functions.logistic import SILU_SLOPE_TURNS, logistic
 from attnc.functions.registry import FUNCTIONS
 from attnc.ir.soft_head import SoftHead
@@ -296,9 +296,34 @@ QUICK_GELU_SLOPE = 1.702
 """The factor of x in the sigmoid approximation of GELU."""
 
 
+LATTICE_BITS = 14
+"""Steps of lattices are multiples of 2⁻¹⁴. Up to 31 half steps are then exact in float32."""
+VALUE_BITS = 24
+"""Values of lattice gates are multiples of 2⁻²⁴, or of 2⁻²³ if they are larger than 1. Those of a pair then add up to 1
+exactly in float32, so that one set of coefficients is enough for both signs of x."""
+
+
+def lattice_sides(p: int) -> Float[np.ndarray, "one half"]:
+    """Return the slopes of p equally spaced keys to the right of 0, as a row, in units of the step."""
+    return (np.arange(p - p // 2, p) - (p - 1) / 2)[None]
+
+
 @functools.lru_cache(maxsize=256)
-def solved_gate(name: str, recipe: FittedKeys, p: int) -> Gate:
-    """Return the gate of one row of the recipe: its slopes and offsets, with values that minimise the largest error."""
+def lattice_gate(name: str, recipe: FittedKeys, p: int) -> Gate:
+    """Return the gate of one row of the recipe whose slopes are equally spaced."""
+    step, height, error = recipe.lattice[p]
+    step = round(step * 2.0**LATTICE_BITS) / 2.0**LATTICE_BITS
+    slopes = (step * lattice_sides(p)[0]).tolist()
+    row = tuple(slopes), height if p % 2 else (0.0, *height), error
+    return solved_gate(name, replace(recipe, rows={p: row}), p, is_rounded=True)
+
+
+@functools.lru_cache(maxsize=256)
+def solved_gate(name: str, recipe: FittedKeys, p: int, is_rounded: bool = False) -> Gate:
+    """Return the gate of one row of the recipe: its slopes and offsets, with values that minimise the largest error.
+
+    If `is_rounded`, the values have VALUE_BITS.
+    """
     right, height, _ = recipe.rows[p]
     middle = [0.0] * (p % 2)
     slopes = np.array([*(-a for a in reversed(right)), *middle, *right])
@@ -308,11 +333,21 @@ def solved_gate(name: str, recipe: FittedKeys, p: int) -> Gate:
     else:  # ν_k on the right and −ν_k on the left, the limits at the ends
         ends = np.array([-recipe.limit, *[0.0] * (p - 2), recipe.limit])
         keys = _fitted(recipe, SoftHead.of_one_variable(slopes, offsets, ends), pairs(p, -1.0)[:, :-1])
+    if is_rounded:
+        carried = None if keys.carried is None else _few_bits(keys.carried)
+        keys = SoftHead(keys.slopes, keys.offsets, _few_bits(keys.values), carried)
     reach = reach_of(keys)
     # |gate − f| is even, so x ≤ 0 is enough. There a ramp is small, and float64 resolves its error.
     size = max(1.0, float(np.abs(keys.values).max()))
     core = observed(lambda t: at_points(keys, -t) - recipe.below(-t), half_line(reach), size)
     return Gate(name, keys, max(core, tail(keys, reach) + recipe.tail(reach)), recipe.lipschitz)
+
+
+def _few_bits(values: Float[np.ndarray, "keys ..."]) -> Float[np.ndarray, "keys ..."]:
+    """Round the values of each pair of keys to multiples of one power of two, which float32 resolves for both."""
+    largest = np.maximum(np.abs(values), np.abs(values[::-1]))
+    unit = 2.0**-VALUE_BITS * np.exp2(np.ceil(np.log2(np.maximum(largest, 1.0))))
+    return np.asarray(np.round(values / unit) * unit)
 
 
 def _ramp(recipe: FittedKeys, slopes: np.ndarray, offsets: np.ndarray) -> SoftHead[np.ndarray]:
@@ -341,18 +376,19 @@ def _gelu_tanh_below(x: np.ndarray) -> np.ndarray:
     return x * logistic(2 * math.sqrt(2 / math.pi) * (x + TANH_CUBIC * x**3))
 
 
-def softplus(eps: float, beta: float = 1.0) -> Gate:
+def softplus(eps: float, beta: float = 1.0, *, on_lattice: bool = False) -> Gate:
     """Return the gate of log(1 + e^{βx})/β. Its values are affine in x, and x and 0 at the ends."""
     beta = positive_number("beta", beta)
-    gate = function_gate("softplus", positive_number("eps", eps) * beta)
+    make = lattice_function_gate if on_lattice else function_gate
+    gate = make("softplus", positive_number("eps", eps) * beta)
     # G(βx)/β carries the same multiples of x as G. Rounded, (u·β)/β is not 1 for every β: the error would grow with x.
     keys = replace(gate.keys.scaled(beta).combined(1 / beta), carried=gate.keys.carried)
     return Gate("softplus", keys, gate.error / beta * (1 + 1e-14), 1.0)
 
 
-def logsigmoid(eps: float) -> Gate:
+def logsigmoid(eps: float, *, on_lattice: bool = False) -> Gate:
     """Return the gate of log σ(x) = −softplus(−x)."""
-    gate = softplus(eps)
+    gate = softplus(eps, on_lattice=on_lattice)
     return replace(gate, name="logsigmoid", keys=gate.keys.scaled(-1.0).combined(-1.0))
 
 
@@ -415,6 +451,8 @@ EXP_HINTS = {2: 2.1e-2, 3: 5.8e-4, 4: 1.7e-5, 5: 5.2e-7, 6: 1.6e-8, 7: 4.9e-10, 
 """Number of keys of the exponential → the largest error measured, rounded up. A test compares them with the gates."""
 KINK_SHARE = 0.04
 """Share of eps for each kink. It is small, since a larger β costs no key."""
+COARSE_HARDSWISH = 2e-7
+"""The least eps for which 1/6 is stored as float32 holds it. The error of that is 4.6e-8."""
 BEND_ERROR = 0.2415
 """max_s s²/(2(e^s + 1)), rounded up."""
 SELU_SCALE, SELU_ALPHA = 1.0507009873554805, 1.6732632423543772  # the constants of PyTorch, in float64
@@ -536,6 +574,28 @@ def hardswish(eps: float) -> Gate:
     return min_keys("hardswish", eps, {p: 1.5 * hint for p, hint in IDENTITY_HINTS.items()}, make)
 
 
+def hardswish_product(eps: float) -> Gate:
+    """Return the gate x·A(x) of hard-swish, with A the gate of clip(x/6 + ½, 0, 1): three keys and a product.
+
+    Theorem.  |x·A(x) − x·clip(x/6 + ½, 0, 1)| ≤ J(3W(1/e)/β + 0.483/β²) + 9.1·|û − 1/6| on all of R, with J = û the
+              stored 1/6.
+    Proof.    Let t be the distance to the kink that is nearer. With û in place of 1/6 and kinks at ±3, the lines 0,
+              ½ + û·x and 1 meet up to 3|û − 1/6|. By the proof of `_lines`, the error of A for lines that do meet is
+              ≤ J·t·σ(−βt). Between the kinks |x| ≤ 3, and beyond |x| = 3 + t, where t²σ(−βt) ≤ 2·BEND_ERROR/β². The
+              difference û − 1/6 moves x·A by w·x²|û − 1/6|, with w the weight of the middle key: at most 9|û − 1/6|
+              between the kinks, and (3 + t)²e^{−βt} ≤ 9.1 beyond them, because β ≥ 128.
+    """
+    sixth = float(np.float32(1 / 6)) if positive_number("eps", eps) >= COARSE_HARDSWISH else 1 / 6
+    off = 9.1 * (abs(sixth - 1 / 6) + 2.0**-55)  # 1/6 itself is rounded here
+    beta = power_of_two(max(128.0, 0.6 * W / max(eps - off, eps / 2)))
+    values, carried = np.array([0.0, 0.5, 1.0]), np.array([0.0, sixth, 0.0])
+    keys = SoftHead.of_one_variable(
+        beta * np.array([-1.0, 0.0, 1.0]), beta * np.array([-3.0, 0.0, -3.0]), values, carried
+    )
+    error = (sixth * (3 * W / beta + 2 * BEND_ERROR / beta**2) + off) * ROUNDED_UP
+    return Gate("hardswish", keys, error, 1.5, is_proved=True, is_product=True)
+
+
 @functools.lru_cache(maxsize=16)
 def reciprocal(p: int) -> tuple[SoftHead[np.ndarray], float]:
     """Return keys of A(y) ≈ 1/(1 + y) on [0, ∞), and the largest error found."""
@@ -607,7 +667,13 @@ OTHER_RECIPES: dict[str, tuple[str, GateRecipe]] = {
     # ½x(1 + tanh(√(2/π)(x + 0.044715x³)))
     "gelu_tanh": (
         f"x*sigmoid(2*sqrt(2/pi)*(x + {TANH_CUBIC}*x**3))",
-        FittedKeys(_gelu_tanh_below, lambda x: x * math.exp(-1.59 * x), 1.128993068658772, GELU_TANH),
+        FittedKeys(
+            _gelu_tanh_below,
+            lambda x: x * math.exp(-1.59 * x),
+            1.128993068658772,
+            GELU_TANH,
+            lattice=GELU_TANH_LATTICE,
+        ),
     ),
 }
 """Activations that have no name in the expression language: each as an expression, and its recipe."""
@@ -616,6 +682,17 @@ OTHER_RECIPES: dict[str, tuple[str, GateRecipe]] = {
 def function_gate(name: str, eps: float, hi: float = 0.0) -> Gate:
     """Return the cheapest gate of a function of the expression language. The gate of exp holds on (−∞, hi]."""
     return recipe_gate(name, FUNCTIONS[name].gate, eps, hi)
+
+
+def lattice_function_gate(name: str, eps: float) -> Gate:
+    """Return the gate with the fewest keys whose slopes are equally spaced."""
+    return lattice_recipe_gate(name, FUNCTIONS[name].gate, eps)
+
+
+def lattice_recipe_gate(name: str, recipe: GateRecipe | None, eps: float) -> Gate:
+    assert isinstance(recipe, FittedKeys)
+    errors = {p: row[-1] for p, row in recipe.lattice.items()}
+    return min_keys(name, eps, errors, lambda p: lattice_gate(name, recipe, p))
 
 
 def recipe_gate(name: str, recipe: GateRecipe | None, eps: float, hi: float = 0.0) -> Gate:
@@ -656,3 +733,11 @@ GATES: dict[str, Callable[..., Gate]] = {
     "softsign": softsign,
 }
 """name → the cheapest gate with error ≤ eps: GATES["gelu"](1e-7). Parameters by name: GATES["elu"](1e-6, alpha=0.5)."""
+FEW_EXPONENTIALS: dict[str, Callable[..., Gate]] = {
+    "gelu": functools.partial(lattice_function_gate, "gelu"),
+    "gelu_tanh": functools.partial(lattice_recipe_gate, "gelu_tanh", OTHER_RECIPES["gelu_tanh"][1]),
+    "softplus": functools.partial(softplus, on_lattice=True),
+    "logsigmoid": functools.partial(logsigmoid, on_lattice=True),
+    "hardswish": hardswish_product,
+}
+"""name → a gate that takes fewer exponentials than that of GATES, and more keys or a product. `convert` prefers it."""

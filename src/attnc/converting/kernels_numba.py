@@ -1,0 +1,679 @@
+"""Compiled loops for activations by attention, forwards and backwards. This module imports numba.
+
+Every loop computes y of flat arrays of equal length, which do not overlap. `c` holds the numbers of an `Evaluation`, in
+the dtype of the arrays: all constants are read from it, because a literal would be float64. A worker takes addresses
+of arrays, so that threads of any pool can call it.
+"""
+
+from __future__ import annotations
+
+import functools
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
+from numba import carray, cfunc, types  # type: ignore[import-not-found, import-untyped, unused-ignore]
+from numba.extending import intrinsic, overload  # type: ignore[import-not-found, import-untyped, unused-ignore]
+
+from attnc.engines.exponential_numba import CONTRACT, exponential, inlined
+
+ARGUMENTS = ("x", "y", "grad", "count", "numbers", "num_numbers", "num_keys", "threads", "thread_number")
+"""The entries of the array of int64 that a worker takes. The first three and `numbers` are addresses, and
+`thread_number` is the address of a C function without arguments that returns the number of the calling thread."""
+BLOCK = 256
+"""Number of elements whose scores are computed at once: they stay in the first cache."""
+LINE_SPAN, LINE_BLOCK = 1024, 64
+"""Numbers of elements that are computed as lines at once. A span with an element close to a kink is computed again in
+blocks, and such a block takes exponentials. With β = 2.6e5 and normal x these are one span in 4 and one block in 50."""
+GRAIN = 4096
+"""Number of elements at whose multiples threads part."""
+
+
+# --- one exponential --------------------------------------------------------------------------------------------------
+
+
+def _power(size: Any, limit: Any, zero: Any) -> Any:
+    """Return e^{−size}, and 0 beyond the limit."""
+    found = exponential(-size)  # beyond the limit this is no number, and not used
+    return zero if size > limit else found
+
+
+def _bounded_power(size: Any, limit: Any) -> Any:
+    """Return e^{−size}, and e^{−limit} beyond the limit."""
+    return exponential(-(size if size < limit else limit))
+
+
+def bits(x: Any) -> Any:
+    """Return the bits of a number ≥ 0 as an integer. Larger numbers have larger ones, and NaN the largest."""
+    raise NotImplementedError("this is for compiled code only")
+
+
+@overload(bits, inline="never")  # type: ignore[untyped-decorator, unused-ignore]
+def _bits(x: Any) -> Any:
+    def of_float32(x: Any) -> Any:
+        return np.float32(x).view(np.int32)
+
+    def of_float64(x: Any) -> Any:
+        return np.float64(x).view(np.int64)
+
+    return of_float32 if x == types.float32 else of_float64
+
+
+def _short_horner(E: Any, k1: Any, k2: Any, k3: Any, k4: Any, k5: Any) -> Any:
+    """Return (k1·E + … + k5·E⁵)/E."""
+    return (((k5 * E + k4) * E + k3) * E + k2) * E + k1
+
+
+def _short_horner_slope(E: Any, k1: Any, k2: Any, k3: Any, k4: Any, k5: Any) -> Any:
+    b = k5
+    d = b
+    b = b * E + k4
+    d = d * E + b
+    b = b * E + k3
+    d = d * E + b
+    b = b * E + k2
+    d = d * E + b
+    b = b * E + k1
+    d = d * E + b
+    return b, d
+
+
+def _horner(E: Any, k1: Any, k2: Any, k3: Any, k4: Any, k5: Any, k6: Any, k7: Any) -> Any:
+    """Return (k1·E + … + k7·E⁷)/E."""
+    return (((((k7 * E + k6) * E + k5) * E + k4) * E + k3) * E + k2) * E + k1
+
+
+def _horner_slope(E: Any, k1: Any, k2: Any, k3: Any, k4: Any, k5: Any, k6: Any, k7: Any) -> Any:
+    """Return (k1·E + … + k7·E⁷)/E, and the derivative of k1·E + … + k7·E⁷."""
+    b, d = _short_horner_slope(E, k3, k4, k5, k6, k7)
+    b = b * E + k2
+    d = d * E + b
+    b = b * E + k1
+    d = d * E + b
+    return b, d
+
+
+def _long_horner(E: Any, k1: Any, k2: Any, k3: Any, k4: Any, k5: Any, k6: Any, k7: Any, k8: Any, k9: Any) -> Any:
+    return (_horner(E, k3, k4, k5, k6, k7, k8, k9) * E + k2) * E + k1
+
+
+def _long_horner_slope(E: Any, k1: Any, k2: Any, k3: Any, k4: Any, k5: Any, k6: Any, k7: Any, k8: Any, k9: Any) -> Any:
+    b, d = _horner_slope(E, k3, k4, k5, k6, k7, k8, k9)
+    b = b * E + k2
+    d = d * E + b
+    b = b * E + k1
+    d = d * E + b
+    return b, d
+
+
+_power, _bounded_power = inlined(_power, CONTRACT), inlined(_bounded_power, CONTRACT)
+_short_horner, _short_horner_slope = inlined(_short_horner, CONTRACT), inlined(_short_horner_slope, CONTRACT)
+_horner, _horner_slope = inlined(_horner, CONTRACT), inlined(_horner_slope, CONTRACT)
+_long_horner, _long_horner_slope = inlined(_long_horner, CONTRACT), inlined(_long_horner_slope, CONTRACT)
+
+
+def _finished(x: Any, u: Any, rest: Any, zero: Any) -> Any:
+    """Return u·x + rest. A line of slope 0 is 0 for infinite x, and NaN stays NaN."""
+    y = u * x + rest if u != zero else rest
+    return y if x == x else x
+
+
+def _set_limits(x: Any, y: Any, most: Any, zero: Any, va: Any, ua: Any, vb: Any, ub: Any) -> None:
+    """Set y to the line of the key that wins where |x| > most, and to NaN where x is NaN."""
+    for i in range(len(x)):
+        if not (abs(x[i]) <= most):
+            left = x[i] < zero
+            y[i] = _finished(x[i], ua if left else ub, va if left else vb, zero)
+
+
+def _set_slope_limits(x: Any, y: Any, grad: Any, most: Any, zero: Any, ua: Any, ub: Any) -> None:
+    for i in range(len(x)):
+        if not (abs(x[i]) <= most):
+            y[i] = grad[i] * ((ua if x[i] < zero else ub) if x[i] == x[i] else x[i])
+
+
+_finished = inlined(_finished, CONTRACT)
+_set_limits = inlined(_set_limits, CONTRACT)
+_set_slope_limits = inlined(_set_slope_limits, CONTRACT)
+
+
+def two(x: Any, y: Any, grad: Any, c: Any, p: Any) -> None:
+    """A ramp of two keys."""
+    zero, one, limit, most, step, value, first, last, D1, Q1 = (
+        c[0],
+        c[1],
+        c[2],
+        c[3],
+        c[4],
+        c[5],
+        c[6],
+        c[7],
+        c[8],
+        c[9],
+    )
+    largest = bits(zero)
+    for i in range(len(y)):
+        t = abs(x[i])
+        largest = max(largest, bits(t))
+        E = _bounded_power(step * t, limit)
+        u = first if x[i] < zero else last
+        y[i] = u * x[i] + (value - t * (Q1 * E / (D1 * E + one)))
+    if largest > bits(most):
+        _set_limits(x, y, most, zero, value, first, value, last)
+
+
+def two_slope(x: Any, y: Any, grad: Any, c: Any, p: Any) -> None:
+    """With B = Q·E/D, (x·B)′ = B − δ|x|·E·Q/D²."""
+    zero, one, limit, most, step, first, last, D1, Q1 = c[0], c[1], c[2], c[3], c[4], c[6], c[7], c[8], c[9]
+    largest = bits(zero)
+    for i in range(len(y)):
+        t = abs(x[i])
+        largest = max(largest, bits(t))
+        size = step * t
+        E = _bounded_power(size, limit)
+        inverse = one / (D1 * E + one)
+        B = Q1 * E * inverse
+        B = B - size * (B * inverse)
+        slope = first + B if x[i] < zero else last - B
+        y[i] = grad[i] * slope
+    if largest > bits(most):
+        _set_slope_limits(x, y, grad, most, zero, first, last)
+
+
+def ramp(x: Any, y: Any, grad: Any, c: Any, p: Any) -> None:
+    """y = u·x + v − |x|·Q(E)/D(E)."""
+    zero, one, limit, most, step, value, first, last = c[0], c[1], c[2], c[3], c[4], c[5], c[6], c[7]
+    D1, D2, D3, D4, D5, D6, D7 = c[8], c[9], c[10], c[11], c[12], c[13], c[14]
+    Q1, Q2, Q3, Q4, Q5, Q6, Q7 = c[15], c[16], c[17], c[18], c[19], c[20], c[21]
+    largest = bits(zero)
+    for i in range(len(y)):
+        t = abs(x[i])
+        largest = max(largest, bits(t))
+        E = _bounded_power(step * t, limit)
+        D = _horner(E, D1, D2, D3, D4, D5, D6, D7) * E + one
+        Q = _horner(E, Q1, Q2, Q3, Q4, Q5, Q6, Q7) * E
+        u = first if x[i] < zero else last
+        y[i] = u * x[i] + (value - t * (Q / D))
+    if largest > bits(most):
+        _set_limits(x, y, most, zero, value, first, value, last)
+
+
+def ramp_slope(x: Any, y: Any, grad: Any, c: Any, p: Any) -> None:
+    """With B = Q/D, (x·B)′ = B − δ|x|·E(Q′ − B·D′)/D."""
+    zero, one, limit, most, step, first, last = c[0], c[1], c[2], c[3], c[4], c[6], c[7]
+    D1, D2, D3, D4, D5, D6, D7 = c[8], c[9], c[10], c[11], c[12], c[13], c[14]
+    Q1, Q2, Q3, Q4, Q5, Q6, Q7 = c[15], c[16], c[17], c[18], c[19], c[20], c[21]
+    largest = bits(zero)
+    for i in range(len(y)):
+        t = abs(x[i])
+        largest = max(largest, bits(t))
+        size = step * t
+        E = _bounded_power(size, limit)
+        D, D_slope = _horner_slope(E, D1, D2, D3, D4, D5, D6, D7)
+        Q, Q_slope = _horner_slope(E, Q1, Q2, Q3, Q4, Q5, Q6, Q7)
+        inverse = one / (D * E + one)
+        B = Q * E * inverse
+        B = B - size * E * ((Q_slope - B * D_slope) * inverse)
+        slope = first + B if x[i] < zero else last - B
+        y[i] = grad[i] * slope
+    if largest > bits(most):
+        _set_slope_limits(x, y, grad, most, zero, first, last)
+
+
+def long_ramp(x: Any, y: Any, grad: Any, c: Any, p: Any) -> None:
+    """A ramp of 9 or 10 keys."""
+    zero, one, limit, most, step, value, first, last = c[0], c[1], c[2], c[3], c[4], c[5], c[6], c[7]
+    D1, D2, D3, D4, D5, D6, D7, D8, D9 = c[8], c[9], c[10], c[11], c[12], c[13], c[14], c[15], c[16]
+    Q1, Q2, Q3, Q4, Q5, Q6, Q7, Q8, Q9 = c[17], c[18], c[19], c[20], c[21], c[22], c[23], c[24], c[25]
+    largest = bits(zero)
+    for i in range(len(y)):
+        t = abs(x[i])
+        largest = max(largest, bits(t))
+        E = _bounded_power(step * t, limit)
+        D = _long_horner(E, D1, D2, D3, D4, D5, D6, D7, D8, D9) * E + one
+        Q = _long_horner(E, Q1, Q2, Q3, Q4, Q5, Q6, Q7, Q8, Q9) * E
+        u = first if x[i] < zero else last
+        y[i] = u * x[i] + (value - t * (Q / D))
+    if largest > bits(most):
+        _set_limits(x, y, most, zero, value, first, value, last)
+
+
+def long_ramp_slope(x: Any, y: Any, grad: Any, c: Any, p: Any) -> None:
+    """The derivative of `long_ramp`."""
+    zero, one, limit, most, step, first, last = c[0], c[1], c[2], c[3], c[4], c[6], c[7]
+    D1, D2, D3, D4, D5, D6, D7, D8, D9 = c[8], c[9], c[10], c[11], c[12], c[13], c[14], c[15], c[16]
+    Q1, Q2, Q3, Q4, Q5, Q6, Q7, Q8, Q9 = c[17], c[18], c[19], c[20], c[21], c[22], c[23], c[24], c[25]
+    largest = bits(zero)
+    for i in range(len(y)):
+        t = abs(x[i])
+        largest = max(largest, bits(t))
+        size = step * t
+        E = _bounded_power(size, limit)
+        D, D_slope = _long_horner_slope(E, D1, D2, D3, D4, D5, D6, D7, D8, D9)
+        Q, Q_slope = _long_horner_slope(E, Q1, Q2, Q3, Q4, Q5, Q6, Q7, Q8, Q9)
+        inverse = one / (D * E + one)
+        B = Q * E * inverse
+        B = B - size * E * ((Q_slope - B * D_slope) * inverse)
+        slope = first + B if x[i] < zero else last - B
+        y[i] = grad[i] * slope
+    if largest > bits(most):
+        _set_slope_limits(x, y, grad, most, zero, first, last)
+
+
+def ramp_values(x: Any, y: Any, grad: Any, c: Any, p: Any) -> None:
+    """y = u·x + v + (P(E) − |x|·Q(E))/D(E)."""
+    zero, one, limit, most, step, value, first, last = c[0], c[1], c[2], c[3], c[4], c[5], c[6], c[7]
+    D1, D2, D3, D4, D5 = c[8], c[9], c[10], c[11], c[12]
+    Q1, Q2, Q3, Q4, Q5 = c[13], c[14], c[15], c[16], c[17]
+    P1, P2, P3, P4, P5 = c[18], c[19], c[20], c[21], c[22]
+    largest = bits(zero)
+    for i in range(len(y)):
+        t = abs(x[i])
+        largest = max(largest, bits(t))
+        E = _bounded_power(step * t, limit)
+        D = _short_horner(E, D1, D2, D3, D4, D5) * E + one
+        Q = _short_horner(E, Q1, Q2, Q3, Q4, Q5) * E
+        P = _short_horner(E, P1, P2, P3, P4, P5) * E
+        u = first if x[i] < zero else last
+        y[i] = u * x[i] + (value + (P - t * Q) / D)
+    if largest > bits(most):
+        _set_limits(x, y, most, zero, value, first, value, last)
+
+
+def ramp_values_slope(x: Any, y: Any, grad: Any, c: Any, p: Any) -> None:
+    """With R = (P − tQ)/D and t = |x|, dR/dt = −(Q + δE(P′ − tQ′ − R·D′))/D."""
+    zero, one, limit, most, step, first, last = c[0], c[1], c[2], c[3], c[4], c[6], c[7]
+    D1, D2, D3, D4, D5 = c[8], c[9], c[10], c[11], c[12]
+    Q1, Q2, Q3, Q4, Q5 = c[13], c[14], c[15], c[16], c[17]
+    P1, P2, P3, P4, P5 = c[18], c[19], c[20], c[21], c[22]
+    largest = bits(zero)
+    for i in range(len(y)):
+        t = abs(x[i])
+        largest = max(largest, bits(t))
+        E = _bounded_power(step * t, limit)
+        D, D_slope = _short_horner_slope(E, D1, D2, D3, D4, D5)
+        Q, Q_slope = _short_horner_slope(E, Q1, Q2, Q3, Q4, Q5)
+        P, P_slope = _short_horner_slope(E, P1, P2, P3, P4, P5)
+        inverse = one / (D * E + one)
+        R = (P - t * Q) * E * inverse
+        found = (Q * E + step * E * (P_slope - t * Q_slope - R * D_slope)) * inverse
+        slope = first + found if x[i] < zero else last - found
+        y[i] = grad[i] * slope
+    if largest > bits(most):
+        _set_slope_limits(x, y, grad, most, zero, first, last)
+
+
+def sided(x: Any, y: Any, grad: Any, c: Any, p: Any) -> None:
+    """y = u·x + v + (P(E) + x·Q(E))/D(E), with coefficients of either side."""
+    zero, one, limit, most, step = c[0], c[1], c[2], c[3], c[4]
+    va, ua, D1a, D2a, P1a, P2a, Q1a, Q2a = c[5], c[6], c[7], c[8], c[9], c[10], c[11], c[12]
+    vb, ub, D1b, D2b, P1b, P2b, Q1b, Q2b = c[13], c[14], c[15], c[16], c[17], c[18], c[19], c[20]
+    largest = bits(zero)
+    for i in range(len(y)):
+        left = x[i] < zero
+        t = abs(x[i])
+        largest = max(largest, bits(t))
+        E = _bounded_power(step * t, limit)
+        D = ((D2a if left else D2b) * E + (D1a if left else D1b)) * E + one
+        P = ((P2a if left else P2b) * E + (P1a if left else P1b)) * E
+        Q = ((Q2a if left else Q2b) * E + (Q1a if left else Q1b)) * E
+        y[i] = (ua if left else ub) * x[i] + ((va if left else vb) + (P + x[i] * Q) / D)
+    if largest > bits(most):
+        _set_limits(x, y, most, zero, va, ua, vb, ub)
+
+
+def sided_slope(x: Any, y: Any, grad: Any, c: Any, p: Any) -> None:
+    """With R = (P + xQ)/D, dR/dx = (Q ± δE(P′ + xQ′ − R·D′))/D, + for x < 0."""
+    zero, one, limit, most, step = c[0], c[1], c[2], c[3], c[4]
+    ua, D1a, D2a, P1a, P2a, Q1a, Q2a = c[6], c[7], c[8], c[9], c[10], c[11], c[12]
+    ub, D1b, D2b, P1b, P2b, Q1b, Q2b = c[14], c[15], c[16], c[17], c[18], c[19], c[20]
+    largest = bits(zero)
+    for i in range(len(y)):
+        left = x[i] < zero
+        t = abs(x[i])
+        largest = max(largest, bits(t))
+        E = _bounded_power(step * t, limit)
+        D1, D2 = D1a if left else D1b, D2a if left else D2b
+        P1, P2 = P1a if left else P1b, P2a if left else P2b
+        Q1, Q2 = Q1a if left else Q1b, Q2a if left else Q2b
+        inverse = one / ((D2 * E + D1) * E + one)
+        R = ((P2 * E + P1) + x[i] * (Q2 * E + Q1)) * E * inverse
+        inner = step * E * ((P2 + P2) * E + P1 + x[i] * ((Q2 + Q2) * E + Q1) - R * ((D2 + D2) * E + D1))
+        found = ((Q2 * E + Q1) * E + (inner if left else -inner)) * inverse
+        slope = (ua if left else ub) + found
+        y[i] = grad[i] * slope
+    if largest > bits(most):
+        _set_slope_limits(x, y, grad, most, zero, ua, ub)
+
+
+def saved_slope(x: Any, y: Any, grad: Any, c: Any, p: Any) -> None:
+    """K(y − v₀)(v₁ − y), where x holds the output of two keys with constant values."""
+    K, v0, v1 = c[0], c[1], c[2]
+    for i in range(len(y)):
+        y[i] = grad[i] * (K * ((x[i] - v0) * (v1 - x[i])))
+
+
+# --- one exponential for each key -------------------------------------------------------------------------------------
+
+
+def _bounded(x: Any, q: Any, reach: Any) -> None:
+    """Set q to x kept within ±reach, where one key has all the weight and no score overflows. NaN becomes −reach."""
+    for i in range(len(x)):
+        x_i = x[i] if x[i] > -reach else -reach
+        q[i] = x_i if x_i < reach else reach
+
+
+def _affine(q: Any, factor: Any, constant: Any, row: Any) -> None:
+    for i in range(len(q)):
+        row[i] = factor * q[i] + constant
+
+
+def _raise_top(q: Any, slope: Any, offset: Any, top: Any) -> None:
+    for i in range(len(q)):
+        score = slope * q[i] + offset
+        top[i] = score if score > top[i] else top[i]
+
+
+def _value_of_top(q: Any, top: Any, slope: Any, offset: Any, carried: Any, constant: Any, value: Any) -> None:
+    """Set value to that of this key where its score is the largest."""
+    for i in range(len(q)):
+        value[i] = carried * q[i] + constant if slope * q[i] + offset == top[i] else value[i]
+
+
+def _weight(q: Any, top: Any, slope: Any, offset: Any, limit: Any, zero: Any, weight: Any) -> None:
+    for i in range(len(q)):
+        weight[i] = _power(top[i] - (slope * q[i] + offset), limit, zero)
+
+
+def _add_scaled(row: Any, factor: Any, weight: Any) -> None:
+    for i in range(len(row)):
+        row[i] += factor * weight[i]
+
+
+def _add_moved(row: Any, weight: Any, factor: Any, carried: Any, constant: Any, q: Any, value: Any) -> None:
+    """Add weight·factor·(y_k − y_top)."""
+    for i in range(len(row)):
+        row[i] += weight[i] * (factor * ((carried * q[i] + constant) - value[i]))
+
+
+_bounded = inlined(_bounded, CONTRACT)
+_affine = inlined(_affine, CONTRACT)
+_raise_top = inlined(_raise_top, CONTRACT)
+_value_of_top = inlined(_value_of_top, CONTRACT)
+_weight = inlined(_weight, CONTRACT)
+_add_scaled = inlined(_add_scaled, CONTRACT)
+_add_moved = inlined(_add_moved, CONTRACT)
+
+
+def _attend(x: Any, y: Any, c: Any, key: Any, p: Any, s: Any) -> None:
+    """Compute a block of elements. c[4] tells whether y is x times the head."""
+    zero, one, limit, most, is_product, n = c[0], c[1], c[2], c[3], c[4] != c[0], len(x)
+    q, top, weight, total, constant, carried = s[0, :n], s[1, :n], s[2, :n], s[3, :n], s[4, :n], s[5, :n]
+    _bounded(x, q, np.sqrt(most))
+    _affine(q, key[0], key[p], top)
+    for k in range(1, p):
+        _raise_top(q, key[k], key[p + k], top)
+    total[:], constant[:], carried[:] = zero, zero, zero
+    for k in range(p):
+        _weight(q, top, key[k], key[p + k], limit, zero, weight)
+        _add_scaled(total, one, weight)
+        if key[2 * p + k] != zero:
+            _add_scaled(constant, key[2 * p + k], weight)
+        if key[3 * p + k] != zero:
+            _add_scaled(carried, key[3 * p + k], weight)
+    for i in range(n):
+        found = _finished(x[i], carried[i] / total[i], constant[i] / total[i], zero)
+        product = x[i] * found if found != zero else zero
+        found = product if is_product else found
+        y[i] = found if x[i] == x[i] else x[i]
+
+
+def _attend_slope(x: Any, y: Any, grad: Any, c: Any, key: Any, p: Any, s: Any) -> None:
+    """y′ = Σ w·u + Σ w·a·d − (Σ w·a)(Σ w·d), with d_k = y_k − y_top: nothing large cancels at kinks."""
+    zero, one, limit, most, is_product, n = c[0], c[1], c[2], c[3], c[4] != c[0], len(x)
+    q, top, weight, total, value = s[0, :n], s[1, :n], s[2, :n], s[3, :n], s[4, :n]
+    carried, slopes, moved, both = s[5, :n], s[6, :n], s[7, :n], s[8, :n]
+    _bounded(x, q, np.sqrt(most))
+    _affine(q, key[0], key[p], top)
+    for k in range(1, p):
+        _raise_top(q, key[k], key[p + k], top)
+    total[:], carried[:], slopes[:], moved[:], both[:], value[:] = zero, zero, zero, zero, zero, zero
+    for k in range(p):
+        _value_of_top(q, top, key[k], key[p + k], key[3 * p + k], key[2 * p + k], value)
+    for k in range(p):
+        _weight(q, top, key[k], key[p + k], limit, zero, weight)
+        _add_scaled(total, one, weight)
+        _add_scaled(slopes, key[k], weight)
+        if key[3 * p + k] != zero:
+            _add_scaled(carried, key[3 * p + k], weight)
+        _add_moved(moved, weight, one, key[3 * p + k], key[2 * p + k], q, value)
+        _add_moved(both, weight, key[k], key[3 * p + k], key[2 * p + k], q, value)
+    for i in range(n):
+        t = one / total[i]
+        slope = (carried[i] + (both[i] - slopes[i] * t * moved[i])) * t
+        slope = (value[i] + moved[i] * t) + q[i] * slope if is_product else slope
+        y[i] = grad[i] * (slope if x[i] == x[i] else x[i])
+
+
+_attend = inlined(_attend, CONTRACT)
+_attend_slope = inlined(_attend_slope, CONTRACT)
+
+
+def keys(x: Any, y: Any, grad: Any, c: Any, p: Any) -> None:
+    """One exponential for each key."""
+    s = np.empty((6, BLOCK), c.dtype)
+    for at in range(0, len(y), BLOCK):
+        _attend(x[at : at + BLOCK], y[at : at + BLOCK], c, c[5:], p, s)
+
+
+def keys_slope(x: Any, y: Any, grad: Any, c: Any, p: Any) -> None:
+    s = np.empty((9, BLOCK), c.dtype)
+    for at in range(0, len(y), BLOCK):
+        _attend_slope(x[at : at + BLOCK], y[at : at + BLOCK], grad[at : at + BLOCK], c, c[5:], p, s)
+
+
+def _on_lines(x: Any, y: Any, c: Any) -> Any:
+    """Compute elements whose weights are 0 and 1. Return whether there are others: near a kink, or not finite."""
+    zero, most, is_product, low, high, near, at_zero = c[0], c[3], c[4] != c[0], c[5], c[6], c[7], c[8] != c[0]
+    va, ua, vm, um, vb, ub = c[9], c[10], c[11], c[12], c[13], c[14]
+    others, closest, largest = np.int32(0), bits(most), bits(zero)
+    if at_zero:  # one kink, at 0, where y = 0 whatever the weights are
+        for i in range(len(x)):
+            size = abs(x[i])
+            y[i] = (ua if x[i] < zero else ub) * x[i]
+            others |= np.int32(((size < near) & (size > zero)) | (not (size <= most)))
+    elif is_product:
+        for i in range(len(x)):
+            v, u = va if x[i] < low else vm, ua if x[i] < low else um
+            y[i] = x[i] * ((ub if x[i] > high else u) * x[i] + (vb if x[i] > high else v))
+            closest = min(closest, bits(abs(x[i] - low)), bits(abs(x[i] - high)))
+            largest = max(largest, bits(abs(x[i])))
+    else:
+        for i in range(len(x)):
+            v, u = va if x[i] < low else vm, ua if x[i] < low else um
+            y[i] = (ub if x[i] > high else u) * x[i] + (vb if x[i] > high else v)
+            closest = min(closest, bits(abs(x[i] - low)), bits(abs(x[i] - high)))
+            largest = max(largest, bits(abs(x[i])))
+    return (others != 0) | (closest < bits(near)) | (largest > bits(most))
+
+
+def _on_lines_slope(x: Any, y: Any, grad: Any, c: Any) -> Any:
+    most, is_product, low, high, near = c[3], c[4] != c[0], c[5], c[6], c[7]
+    va, ua, vm, um, vb, ub = c[9], c[10], c[11], c[12], c[13], c[14]
+    closest, largest = bits(most), bits(c[0])
+    if is_product:
+        for i in range(len(x)):
+            v, u = va if x[i] < low else vm, ua if x[i] < low else um
+            v, u = vb if x[i] > high else v, ub if x[i] > high else u
+            y[i] = grad[i] * ((u + u) * x[i] + v)
+            closest = min(closest, bits(abs(x[i] - low)), bits(abs(x[i] - high)))
+            largest = max(largest, bits(abs(x[i])))
+    elif low == high:
+        for i in range(len(x)):
+            t = bits(abs(x[i] - low))
+            y[i] = grad[i] * (ua if x[i] < low else ub)
+            closest, largest = min(closest, t), max(largest, t)
+    else:
+        for i in range(len(x)):
+            u = ua if x[i] < low else um
+            y[i] = grad[i] * (ub if x[i] > high else u)
+            closest = min(closest, bits(abs(x[i] - low)), bits(abs(x[i] - high)))
+            largest = max(largest, bits(abs(x[i])))
+    return (closest < bits(near)) | (largest > bits(most))
+
+
+_on_lines = inlined(_on_lines, CONTRACT)
+_on_lines_slope = inlined(_on_lines_slope, CONTRACT)
+
+
+def lines(x: Any, y: Any, grad: Any, c: Any, p: Any) -> None:
+    """The line of one key. Small blocks with other elements take exponentials."""
+    s = np.empty((6, LINE_BLOCK), c.dtype)
+    for start in range(0, len(y), LINE_SPAN):
+        x_span, y_span = x[start : start + LINE_SPAN], y[start : start + LINE_SPAN]
+        if _on_lines(x_span, y_span, c):
+            for at in range(0, len(y_span), LINE_BLOCK):
+                x_here, y_here = x_span[at : at + LINE_BLOCK], y_span[at : at + LINE_BLOCK]
+                if _on_lines(x_here, y_here, c):
+                    _attend(x_here, y_here, c, c[15:], p, s)
+
+
+def lines_slope(x: Any, y: Any, grad: Any, c: Any, p: Any) -> None:
+    s = np.empty((9, LINE_BLOCK), c.dtype)
+    for start in range(0, len(y), LINE_SPAN):
+        x_span, y_span, grad_span = (
+            x[start : start + LINE_SPAN],
+            y[start : start + LINE_SPAN],
+            grad[start : start + LINE_SPAN],
+        )
+        if _on_lines_slope(x_span, y_span, grad_span, c):
+            for at in range(0, len(y_span), LINE_BLOCK):
+                x_here, y_here = x_span[at : at + LINE_BLOCK], y_span[at : at + LINE_BLOCK]
+                grad_here = grad_span[at : at + LINE_BLOCK]
+                if _on_lines_slope(x_here, y_here, grad_here, c):
+                    _attend_slope(x_here, y_here, grad_here, c, c[15:], p, s)
+
+
+# --- workers ----------------------------------------------------------------------------------------------------------
+
+
+@intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+def _as_float32(context: Any, address: Any) -> Any:
+    return _pointer(types.float32, address)
+
+
+@intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+def _as_float64(context: Any, address: Any) -> Any:
+    return _pointer(types.float64, address)
+
+
+@intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+def _as_int64(context: Any, address: Any) -> Any:
+    return _pointer(types.int64, address)
+
+
+def _pointer(kind: Any, address: Any) -> Any:
+    """Return the signature and code of a function from an address to a pointer."""
+    signature = types.CPointer(kind)(address)
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = context.get_value_type(signature.return_type)
+        turn = builder.bitcast if isinstance(args[0].type, ir.PointerType) else builder.inttoptr
+        return turn(args[0], pointer)
+
+    return signature, code
+
+
+@intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+def _called(context: Any, address: Any) -> Any:
+    """Call a C function of no arguments that returns an int."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        function = ir.FunctionType(ir.IntType(32), [])
+        return builder.call(builder.inttoptr(args[0], function.as_pointer()), [])
+
+    return types.int32(address), code
+
+
+def _span(given: Any) -> Any:
+    """Return the elements of the calling thread."""
+    count, threads = given[3], given[7]
+    if threads <= 1:
+        return 0, count
+    number = np.int64(_called(given[8]))
+    share = ((count + threads - 1) // threads + GRAIN - 1) // GRAIN * GRAIN
+    return min(count, number * share), min(count, (number + 1) * share)
+
+
+_span = inlined(_span)
+
+
+def _on_float32(address: Any) -> None:
+    given = carray(_as_int64(address), (len(ARGUMENTS),))
+    start, stop = _span(given)
+    c, p = carray(_as_float32(given[4]), (given[5],)), given[6]
+    copy = np.empty(GRAIN if given[0] == given[1] else 0, c.dtype)
+    for at in range(start, stop, GRAIN):
+        n = min(GRAIN, stop - at)
+        x = carray(_as_float32(given[0] + 4 * at), (n,))
+        y = carray(_as_float32(given[1] + 4 * at), (n,))
+        grad = carray(_as_float32(given[2] + 4 * at), (n,))
+        if len(copy):  # in place
+            copy[:n] = x
+            x = copy[:n]
+        LOOP(x, y, grad, c, p)  # type: ignore[name-defined]  # noqa: F821
+
+
+def _on_float64(address: Any) -> None:
+    given = carray(_as_int64(address), (len(ARGUMENTS),))
+    start, stop = _span(given)
+    c, p = carray(_as_float64(given[4]), (given[5],)), given[6]
+    copy = np.empty(GRAIN if given[0] == given[1] else 0, c.dtype)
+    for at in range(start, stop, GRAIN):
+        n = min(GRAIN, stop - at)
+        x = carray(_as_float64(given[0] + 8 * at), (n,))
+        y = carray(_as_float64(given[1] + 8 * at), (n,))
+        grad = carray(_as_float64(given[2] + 8 * at), (n,))
+        if len(copy):  # in place
+            copy[:n] = x
+            x = copy[:n]
+        LOOP(x, y, grad, c, p)  # type: ignore[name-defined]  # noqa: F821
+
+
+RUNS = {"float32": _on_float32, "float64": _on_float64}
+LOOPS: dict[str, Any] = {
+    loop.__name__: inlined(loop, CONTRACT)
+    for loop in (
+        *(
+            two,
+            two_slope,
+            ramp,
+            ramp_slope,
+            long_ramp,
+            long_ramp_slope,
+            ramp_values,
+            ramp_values_slope,
+            sided,
+            sided_slope,
+            saved_slope,
+        ),
+        *(keys, keys_slope, lines, lines_slope),
+    )
+}
+
+
+@functools.cache
+def worker(name: str, dtype: str) -> Any:
+    """Compile a loop for a dtype, and return it as a C function of the address of ARGUMENTS.
+
+    The result is kept on disk if there is a writable folder for it. Every worker is a function of its own name with the
+    same code, because numba finds kept results by name. A closure would be another function in every process.
+    """
+    made = FunctionType(RUNS[dtype].__code__, globals() | {"LOOP": LOOPS[name]}, f"{name}_{dtype}")
+    made.__qualname__ = made.__name__
+    options = {"error_model": "numpy", "fastmath": CONTRACT}
+    try:
+        return cfunc("void(voidptr)", cache=True, **options)(made)
+    except RuntimeError:  # neither this folder nor the user's cache can be written to
+        return cfunc("void(voidptr)", **options)(made)

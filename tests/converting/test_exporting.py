@@ -1,0 +1,181 @@
+"""Converted models under torch.compile, export, ONNX, traces and torch.func: the same numbers, and no activation."""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+import attnc  # noqa: E402
+from attnc.converting.modules import exported, expression  # noqa: E402
+from converting.trace import ACTIVATION_KERNELS  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("default")  # torch's exporters warn of their own parts
+NAMES = {name for name in ACTIVATION_KERNELS if name not in ("where", "maximum", "minimum")}
+"""The kernels of activations. Nothing here may call them by any name."""
+OPERATORS = {"Add", "Gemm", "MatMul", "Mul", "Softmax", "Unsqueeze", "Constant", "Identity"}
+
+
+def model(dtype: torch.dtype = torch.float32) -> nn.Sequential:
+    torch.manual_seed(0)
+    parts: list[nn.Module] = []
+    for activation in (nn.GELU(), nn.ReLU(), nn.SiLU(), nn.Hardswish(), nn.Softplus(), nn.Tanh(), nn.ELU()):
+        parts += [nn.Linear(6, 6), activation]
+    return nn.Sequential(*parts, nn.Linear(6, 2)).to(dtype)
+
+
+@pytest.fixture(scope="module")
+def pair():
+    original = model()
+    converted, _ = attnc.convert(original, eps=1e-6)
+    return original, converted, torch.randn(5, 6)
+
+
+def assert_no_activation(graph: object) -> None:
+    words = {word for word in str(graph).replace(".", " ").replace("(", " ").replace("[", " ").split()}
+    assert not words & NAMES
+
+
+def test_torch_compile_takes_the_whole_graph(pair):
+    _, converted, x = pair
+    graphs = []
+
+    def backend(graph, example):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(converted, fullgraph=True, backend=backend)
+    assert (compiled(x) - converted(x)).abs().max() <= 2e-6
+    assert len(graphs) == 1
+    assert_no_activation(graphs[0].graph)
+    changed = copy.deepcopy(converted)
+    with torch.no_grad():
+        changed[11].values[0] += 0.5  # one stored v_k
+    again = torch.compile(changed, fullgraph=True, backend="eager")
+    assert (again(x) - changed(x)).abs().max() <= 2e-6
+    assert (again(x) - converted(x)).abs().max() > 1e-4
+
+
+def test_torch_export(pair):
+    _, converted, x = pair
+    program = torch.export.export(converted, (x,))
+    assert (program.module()(x) - converted(x)).abs().max() <= 2e-6
+    assert_no_activation(program.graph)
+
+
+def test_jit_trace(pair):
+    _, converted, x = pair
+    traced = torch.jit.trace(converted, (x,))
+    assert (traced(x) - converted(x)).abs().max() <= 2e-6
+    assert_no_activation(traced.inlined_graph)
+
+
+@pytest.mark.parametrize("dynamo", [True, False])
+def test_onnx_has_matrix_products_sums_and_softmax(pair, tmp_path, dynamo):
+    onnx, runtime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    _, converted, x = pair
+    changed = copy.deepcopy(converted)
+    with torch.no_grad():
+        changed[11].values[0] += 0.5  # one stored v_k
+    for number, each in enumerate((converted, changed)):
+        path = tmp_path / f"{number}.onnx"
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.onnx.export(each, (x,), path, dynamo=dynamo, **({"verbose": False} if dynamo else {}))
+        assert {node.op_type for node in onnx.load(path).graph.node} <= OPERATORS
+        session = runtime.InferenceSession(path)
+        (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+        assert (torch.tensor(found) - each(x)).abs().max() <= 2e-6
+        if number:
+            assert (torch.tensor(found) - converted(x)).abs().max() > 1e-4
+
+
+def test_torch_func(pair):
+    _, converted, x = pair
+    parameters = {name: p.detach() for name, p in converted.named_parameters()}
+
+    def loss(parameters, x):
+        return torch.func.functional_call(converted, parameters, (x,)).sum()
+
+    each = torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, x)
+    whole = torch.func.grad(loss)(parameters, x)
+    for name, gradient in whole.items():
+        assert (each[name].sum(0) - gradient).abs().max() <= 1e-4
+    slope = torch.func.jvp(converted, (x,), (torch.ones_like(x),))[1]
+    step = 1e-2
+    difference = (converted(x + step) - converted(x - step)) / (2 * step)
+    assert (slope - difference).abs().max() <= 1e-2
+    found, expected = (
+        torch.autograd.functional.jacobian(lambda x: converted(x).sum(0), x, vectorize=vectorize)
+        for vectorize in (True, False)
+    )
+    assert (found - expected).abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_expressions_take_infinities_and_nan(dtype):
+    for activation in (nn.GELU(), nn.ReLU(), nn.SiLU(), nn.Hardswish(), nn.Softplus(), nn.Sigmoid(), nn.LeakyReLU(0.1)):
+        converted, _ = attnc.convert(activation, eps=1e-6)
+        most = torch.finfo(dtype).max
+        x = torch.tensor([-math.inf, -most, -1e10, 0.5, 1e10, most, math.inf, math.nan], dtype=dtype)
+        found = expression(x, converted.keys(x), converted.scale, converted.solved.is_product)
+        compiled = converted(x)
+        assert found[-1].isnan()
+        assert compiled[-1].isnan()
+        assert torch.allclose(found[:-1], compiled[:-1], atol=1e-6, rtol=1e-6)
+        middle = slice(2, 5)
+        assert torch.allclose(exported(x, converted.keys(x), converted.solved.is_product)[middle], found[middle])
+
+
+def test_autocast_and_half_precision(pair):
+    original, converted, x = pair
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert (converted(x) - original(x)).abs().max() <= 2e-2
+    half = copy.deepcopy(converted).to(torch.bfloat16)
+    assert (half(x.bfloat16()) - converted(x)).abs().max() <= 5e-2
+
+
+def test_layouts_keep_their_strides(pair):
+    _, converted, _ = pair
+    for activation in (converted[1], converted[3], converted[5]):
+        x = torch.randn(2, 3, 4, 5)
+        for given in (
+            x,
+            x.transpose(1, 3),
+            x.to(memory_format=torch.channels_last),
+            x[:, ::2],
+            x.expand(6, 2, 3, 4, 5),
+        ):
+            y = activation(given)
+            assert (y - activation(given.contiguous())).abs().max() == 0
+            assert y.shape == given.shape
+        assert activation(x.transpose(1, 3)).stride() == x.transpose(1, 3).stride()
+        assert activation(torch.zeros(())).shape == ()
+        assert activation(torch.zeros(0, 3)).shape == (0, 3)
+        leaf = x.transpose(1, 2).requires_grad_()
+        activation(leaf).sum().backward()  # a gradient of equal numbers has strides 0
+        assert leaf.grad is None or leaf.grad.shape == leaf.shape
+
+
+def test_in_place_bumps_the_version():
+    gate, _ = attnc.convert(nn.SiLU(inplace=True), eps=1e-6)
+    x = torch.randn(9)
+    before, y = x._version, nn.SiLU()(x)
+    assert gate(x) is x
+    assert x._version > before
+    assert (x - y).abs().max() <= 1e-6
+    leaf = torch.randn(9, requires_grad=True)
+    with pytest.raises(RuntimeError, match="leaf"):
+        gate(leaf)
+    inner = leaf * 2
+    gate(inner).sum().backward()
+    other = leaf.detach().clone().requires_grad_()
+    nn.SiLU()(other * 2).sum().backward()
+    assert (leaf.grad - other.grad).abs().max() <= 1e-5
