@@ -11,13 +11,17 @@ import functools
 from types import FunctionType
 from typing import Any
 
+import numba  # type: ignore[import-not-found, import-untyped, unused-ignore]
 import numpy as np
 from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
-from numba import carray, cfunc, types  # type: ignore[import-not-found, import-untyped, unused-ignore]
+from numba import types  # type: ignore[import-not-found, import-untyped, unused-ignore]
 from numba.extending import intrinsic, overload  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
 from attnc.engines.exponential_numba import CONTRACT, exponential, inlined
 
+carray: Any = numba.carray  # type: ignore[attr-defined, unused-ignore]
+cfunc: Any = numba.cfunc
+compiled_call: Any = intrinsic
 ARGUMENTS = ("x", "y", "grad", "count", "numbers", "num_numbers", "num_keys", "threads", "thread_number")
 """The entries of the array of int64 that a worker takes. The first three and `numbers` are addresses, and
 `thread_number` is the address of a C function without arguments that returns the number of the calling thread."""
@@ -558,24 +562,25 @@ def lines_slope(x: Any, y: Any, grad: Any, c: Any, p: Any) -> None:
 # --- workers ----------------------------------------------------------------------------------------------------------
 
 
-@intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+@compiled_call  # type: ignore[untyped-decorator, unused-ignore]
 def _as_float32(context: Any, address: Any) -> Any:
     return _pointer(types.float32, address)
 
 
-@intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+@compiled_call  # type: ignore[untyped-decorator, unused-ignore]
 def _as_float64(context: Any, address: Any) -> Any:
     return _pointer(types.float64, address)
 
 
-@intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+@compiled_call  # type: ignore[untyped-decorator, unused-ignore]
 def _as_int64(context: Any, address: Any) -> Any:
     return _pointer(types.int64, address)
 
 
 def _pointer(kind: Any, address: Any) -> Any:
     """Return the signature and code of a function from an address to a pointer."""
-    signature = types.CPointer(kind)(address)
+    pointer_to: Any = types.CPointer
+    signature = pointer_to(kind)(address)
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer = context.get_value_type(signature.return_type)
@@ -585,7 +590,7 @@ def _pointer(kind: Any, address: Any) -> Any:
     return signature, code
 
 
-@intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+@compiled_call  # type: ignore[untyped-decorator, unused-ignore]
 def _called(context: Any, address: Any) -> Any:
     """Call a C function of no arguments that returns an int."""
 

@@ -130,7 +130,7 @@ class Attend(torch.autograd.Function):
         scale, is_product = ctx.others
 
         def run(x: Tensor) -> Tensor:
-            return slope_expression(x, tuple(keys), scale, is_product)  # type: ignore[arg-type]
+            return slope_expression(x, tuple(keys), scale, is_product)
 
         is_whole = torch.is_grad_enabled() or not is_eager(grads[0])
         return grads[0] * (run(x) if is_whole else in_blocks(run, x, len(keys[0]))), None, None, None
@@ -145,7 +145,7 @@ def is_eager(x: Tensor) -> bool:
         type(x) in (Tensor, nn.Parameter)
         and not torch.compiler.is_compiling()
         and not torch._C._functorch.is_functorch_wrapped_tensor(x)
-        and not torch.jit.is_tracing()  # type: ignore[no-untyped-call]
+        and not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
         and forward_ad._current_level < 0
         and torch._C._has_storage(x)  # tensors of torch.vmap have none
         and not x._is_zerotensor()
@@ -262,7 +262,7 @@ class AttentionActivation(nn.Module):
     def keys(self, x: Tensor) -> Keys:
         """Return the keys in the dtype and on the device of x."""
         found = [getattr(self, name) for name in KEY_TENSORS]
-        return tuple(key.to(x.device, x.dtype) for key in found)  # type: ignore[return-value]
+        return tuple(key.to(x.device, x.dtype) for key in found)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.write_into(x) if self.inplace else self.attend(x)
