@@ -222,16 +222,15 @@ class StockProgram(Program):
         # of the inputs, and with room for both.
         self.flush = arb(self.norm) * arb(2) ** -147 / arb(min(self.scales.values()))
 
-    def _key(self, layer: int, slot: int, word: int) -> tuple[fmpq, ...]:
-        """Return the key of a token."""
-        return tuple(_times(self.W_K[layer][slot * self.d_head + j], self.E[word]) for j in range(self.d_head))
+    def _numbers(self, W: Rows, slot: int, word: int) -> dict[int, fmpq]:
+        """Return the numbers of a token that make its key or its value in a head. Equal numbers make equal keys."""
+        read = {c for row in W[slot * self.d_head : (slot + 1) * self.d_head] for c in row}
+        return {c: x for c, x in self.E[word].items() if c in read}
 
-    def _key_size(self, layer: int, row: int) -> fmpq:
-        """Return the sum of the absolute values of the terms of one component of the silent key."""
-        return sum((abs(x * self.E[self.query].get(c, 0)) for c, x in self.W_K[layer][row].items()), fmpq(0))
-
-    def _value(self, layer: int, slot: int, word: int) -> tuple[fmpq, ...]:
-        return tuple(_times(self.W_V[layer][slot * self.d_head + e], self.E[word]) for e in range(self.d_head))
+    def _silent_part(self, row: dict[int, fmpq]) -> Form:
+        """Return one component of the key of silent tokens."""
+        terms = [x * self.E[self.query][c] for c, x in row.items() if c in self.E[self.query]]
+        return Form({ONE: sum(terms, fmpq(0))}, {ONE: arb(sum(map(abs, terms), fmpq(0)))}, len(terms))
 
     def _build(self) -> None:
         N, D, d = self.context, self.width, len(self.variables)
@@ -273,12 +272,13 @@ class StockProgram(Program):
     def _head_at(self, layer: int, slot: int) -> HeadWeights:
         """Return a head. It sees the tokens of the prefix whose keys differ from that of the query token."""
         where, first = f"head {slot} of layer {layer}", slot * self.d_head
-        silent = self._key(layer, slot, self.query)
-        is_alike = self._key(layer, slot, self.pad) == silent
+        W_Q, W_K, W_V = (W[layer] for W in (self.W_Q, self.W_K, self.W_V))
+        silent = self._numbers(W_K, slot, self.query)
+        is_alike = self._numbers(W_K, slot, self.pad) == silent
         require(is_alike, f"in {where} the query and padding tokens have different keys")
-        quiet = [word for word in range(self.prefix) if self._key(layer, slot, word) == silent]
+        quiet = [word for word in range(self.prefix) if self._numbers(W_K, slot, word) == silent]
         for word in (self.query, self.pad, *quiet):
-            require(not any(self._value(layer, slot, word)), f"in {where} a silent token has a value other than 0")
+            require(not self._numbers(W_V, slot, word), f"in {where} a silent token has a value other than 0")
         require(len(quiet) < self.prefix, f"{where} has no keys")
         keys = array("b", [OTHER]) * self.context
         hidden = {*quiet}
@@ -286,10 +286,7 @@ class StockProgram(Program):
             keys[1 + word] = OTHER if word in hidden else SEEN_BY_ALL
         number = len([s for s in range(slot) if self._writes(layer, s)])
         self.live[layer, slot] = self.prefix - len(quiet)
-        self.silent_keys[layer + 2, number] = {
-            j: Form({ONE: x}, {ONE: arb(self._key_size(layer, first + j))}, len(self.W_K[layer][first + j]))
-            for j, x in enumerate(silent)
-        }
+        self.silent_keys[layer + 2, number] = {j: self._silent_part(W_K[first + j]) for j in range(self.d_head)}
         root = D_HEADS[self.d_head]
 
         def columns(W: Rows, scaled: bool) -> Matrix:
@@ -300,7 +297,6 @@ class StockProgram(Program):
             [(e - first, x) for e, x in row.items() if first <= e < first + self.d_head] for row in self.W_O[layer]
         ]
         mask = Mask(bytes(self.context), keys)
-        W_Q, W_K, W_V = (W[layer] for W in (self.W_Q, self.W_K, self.W_V))
         return HeadWeights(columns(W_Q, scaled=True), columns(W_K, scaled=False), columns(W_V, scaled=False), W_O, mask)
 
     def _require_described(self) -> None:
@@ -405,10 +401,6 @@ def require_kind(claim: Claim, config: Object) -> None:
     require(not claim.sides and claim.norm == "inf", "a stock checkpoint has a bound at every point of a bounded box")
     is_grid = isinstance(claim.evidence, ByLeaves) and claim.evidence.encloses
     require(not is_grid, "enclosure leaves are not for stock checkpoints")
-
-
-def _times(row: dict[int, fmpq], token: dict[int, fmpq]) -> fmpq:
-    return sum((x * token[c] for c, x in row.items() if c in token), fmpq(0))
 
 
 def _is_same(found: object, wanted: object) -> bool:

@@ -1,11 +1,16 @@
 """Run stock checkpoints by plain transformers, in a process that cannot import attnc: python run_checkpoints.py JOBS.
 
 JOBS is a JSON file: [{"folder", "points": an .npy file, "out": an .npz file}]. Per folder the outputs are written for
-eager attention and SDPA, in one sequence and one by one, with padding, and as logits of the causal language model.
+eager attention and SDPA, in one sequence and one by one, with padding, as logits of the causal language model, and by
+the function that the model card defines.
 """
 
 import json
+import os
+import re
+import runpy
 import sys
+from pathlib import Path
 
 
 class Blocked:
@@ -23,7 +28,16 @@ import torch  # noqa: E402
 from transformers import AutoModel, AutoModelForCausalLM  # noqa: E402
 
 torch.set_num_threads(1)
-BY_ITSELF = 20
+BY_ITSELF = 10
+
+
+def of_card(folder):
+    """Run the lines of the model card in its folder, and return the function that they define."""
+    (lines,) = re.findall("```python\n(.*?)```", (folder / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    script = folder.parent / "card.py"
+    script.write_text(lines, encoding="utf-8")
+    os.chdir(folder)
+    return runpy.run_path(str(script))["f"]
 
 
 def run(job):
@@ -54,6 +68,7 @@ def run(job):
                 tokens = torch.cat([prefix, E[names["query"]] + points @ E[names["variables"]]])[None]
                 logits = causal(inputs_embeds=tokens).logits[0, names["prefix"] :, names["outputs"]]
             found["logits"] = logits.numpy()
+    found["card"] = of_card(Path(job["folder"]))(points).numpy()
     np.savez(job["out"], **{name: array.astype(np.float64) for name, array in found.items()})
 
 

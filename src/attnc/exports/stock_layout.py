@@ -279,6 +279,17 @@ class Checkpoint:
     def norm_weight(self) -> float:
         return 2.0**self.pinned / math.sqrt(self.width)
 
+    @property
+    def underflow(self) -> float:
+        """A bound of the error of any output by underflow in the last norm, and in the scales of inputs.
+
+        A number loses at most 2^−150 when it is divided by M/√D, which the norm's weights multiply. Eight times that
+        leaves room for the checker.
+        """
+        scale = min(1.0, *map(float, self._embedded.values()))
+        read = float(np.abs(self.embedding[list(self.outputs)]).sum(axis=1, dtype=np.float64).max())
+        return self.norm_weight * 2.0**-146 / scale * read
+
     def program(self) -> Program:
         """Return the same computation as layers of attnc, for one query token, with the weights of the tensors.
 

@@ -29,8 +29,10 @@ def f(points):  # (n, {d}), columns {columns} -> (n, {outputs})
 print(f([{middle}]))"""
 
 
-def save_checkpoint(path: PathLike, checkpoint: Checkpoint, claim: Certificate, expression: str | None) -> None:
-    """Write the folder, whole or not at all."""
+def save_checkpoint(
+    path: PathLike, checkpoint: Checkpoint, claim: Certificate, expression: str | None, made: str
+) -> None:
+    """Write the folder, whole or not at all. `made` says where its heads come from."""
     box = checkpoint.network.box
     weights = pack_tensors(checkpoint.tensors(), {"format": "pt"})
     stated = {"format": FORMAT, "expression": expression, "box": box.as_json(), **checkpoint.names()}
@@ -39,7 +41,7 @@ def save_checkpoint(path: PathLike, checkpoint: Checkpoint, claim: Certificate, 
         CONFIG: json_bytes({**checkpoint.config(), "attnc": stated}, CONFIG),
         WEIGHTS: weights,
         "certificate.json": json_lines(certificate, "certificate.json"),
-        CARD: utf8(card(checkpoint, claim, expression), CARD),
+        CARD: utf8(card(checkpoint, claim, expression, made), CARD),
     }
     write_whole(path, files, STOCK)
 
@@ -51,7 +53,7 @@ def snippet(checkpoint: Checkpoint) -> str:
     return SNIPPET.format(d=box.d, columns=", ".join(box.names), outputs=len(checkpoint.outputs), middle=repr(middle))
 
 
-def card(checkpoint: Checkpoint, claim: Certificate, expression: str | None) -> str:
+def card(checkpoint: Checkpoint, claim: Certificate, expression: str | None, made: str) -> str:
     """Return the model card as Markdown."""
     network, box = checkpoint.network, checkpoint.network.box
     what = "the values of a table" if expression is None else code(expression)
@@ -69,6 +71,7 @@ def card(checkpoint: Checkpoint, claim: Certificate, expression: str | None) -> 
                 f"{'at the points of the table' if claim.is_of_table else 'at every point of the box'}, in float32, "
                 "rounding included.",
                 f"- **Observed error (sampled):** {'none' if claim.observed is None else ceiling(claim.observed)}",
+                f"- **Heads:** {made}",
                 f"- **Size:** {checkpoint.num_layers} layers, {len(network.heads)} heads, {network.prefix} key tokens, "
                 f"{len(checkpoint.channels)} channels in use of {checkpoint.width}",
             ]
