@@ -1,0 +1,1 @@
+"""Ground truth for interpretability: stock checkpoints whose circuits and causal variables are known, and a scorer."""
