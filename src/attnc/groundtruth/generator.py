@@ -17,6 +17,8 @@ KINKED = ("relu", "abs")
 WIDEST_ARGUMENT = 3.0
 """Largest absolute value of the argument of a function. Most of the functions bend within it, and one head computes each
 of them with at most about 20 keys."""
+WIDEST_KINK = 1.0
+"""The same for relu and abs. Their heads have steep scores, and the rounding of scores grows with the argument."""
 WEIGHTS = (0.5, 0.75, 1.0, 1.25, 1.5)
 """Sizes of coefficients. They are short numbers, so that expressions stay readable. None is so small that a term hardly
 matters."""
@@ -73,9 +75,9 @@ class _Drawing:
     def apply(self, names: tuple[str, ...], argument: str) -> str:
         """Return a function of the argument, which is scaled if it is too wide, and sometimes shifted."""
         lo, hi = self.range(argument)
-        size = max(abs(lo), abs(hi))
-        if size > WIDEST_ARGUMENT:
-            argument = f"{np.floor(8 * WIDEST_ARGUMENT / size) / 8:g}*({argument})"
+        size, widest = max(abs(lo), abs(hi)), WIDEST_KINK if names is KINKED else WIDEST_ARGUMENT
+        if size > widest:
+            argument = f"{max(1.0, np.floor(8 * widest / size)) / 8:g}*({argument})"
         elif self.rng.random() < 0.5:
             shift = float(self.rng.choice(SHIFTS))
             argument = f"{argument} {'+' if shift > 0 else '-'} {abs(shift):g}"
