@@ -28,7 +28,7 @@ LEVELS = (
     {"constructions", "verifying", "wording"},
     {"incontext"},
     {"model_card"},
-    {"plots"},
+    {"plots", "stock"},
     {"network"},
     {"loading", "planning", "refusing", "certifying"},
     {"compiling"},

@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from attnc.constructions.built import Progress
 from attnc.constructions.construction import MAX_BYTES
 from attnc.engines.fused import is_between
 from attnc.engines.numpy_engine import FractionDone, Limits, NumpyEngine, OutsideLimits, has_numba
-from attnc.errors import InputError, ParityExceeded, ProgramError, real_number
+from attnc.errors import InputError, ParityExceeded, ProgramError, positive_number, real_number
 from attnc.exports.directory import folder_named, save_network
 from attnc.ir.program import Program, require_shapes, split_columns
 from attnc.ir.reference import evaluate_recorded
@@ -36,6 +37,8 @@ from attnc.targets.box import Box, BoxLike
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.expression import Expression
 from attnc.targets.expressions.kinks import REACH
+from attnc.targets.table import TableTarget
+from attnc.targets.target import Target
 from attnc.wording import NOT_CERTIFIED, ON_EXPORT, ON_FILE, ceiling, function_of, plural, said
 
 OUTSIDE = ("raise", "clamp", "allow")
@@ -756,6 +759,77 @@ class Network:
 
         export_onnx(self.program, path, metadata=stated, limits=limits, is_nan_outside=outside == "nan", accept=accept)
         return found[0]
+
+    def export_hf(self, path: str | Path, *, eps: float | None = None, progress: Progress | None = None) -> Certificate:
+        """Write a checkpoint that plain transformers loads, with a certificate for its computation in float32.
+
+        It is a stock decoder without remote code: its feed-forward weights are 0, its norms are the identity, and its
+        keys are tokens of a prefix. A network of one stage whose keys and values are constants is exported as it is.
+        Other networks are built anew from their expression: keys that carry the input become squares of sums, or keys
+        that are dense at kinks. So the bound may differ from that of the network. Float32 limits it.
+
+        Parameters
+        ----------
+        path : str or path
+            The folder. It gets config.json, model.safetensors, certificate.json and README.md, the model card with the
+            lines that load it and define f(points).
+        eps : float, optional
+            The largest bound allowed. By default the bound is near that of the network, as far as float32 allows.
+        progress : callable, optional
+            Called during the search, with the current step and the fraction of it that is done.
+
+        Returns
+        -------
+        Certificate
+            The certificate of the checkpoint.
+
+        Raises
+        ------
+        InputError
+            If the network cannot be exported: the message says why, and what can.
+        BoundNotMet
+            If no bound, or none of at most `eps`, can be proved.
+        FileError
+            If the folder cannot be written.
+
+        Examples
+        --------
+        >>> import attnc, os, tempfile
+        >>> net = attnc.compile("sin(x) + cos(y)", {"x": (-3, 3), "y": (-3, 3)}, eps=1e-5)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     claim = net.export_hf(f"{folder}/checkpoint")
+        ...     sorted(os.listdir(f"{folder}/checkpoint"))
+        ['README.md', 'certificate.json', 'config.json', 'model.safetensors']
+        >>> claim.dtype, claim.bound < 2e-5
+        ('float32', True)
+        """
+        from attnc.stock.exporting import export_stock
+
+        claim = self.certificate
+        goal = self.eps or claim.bound if eps is None else positive_number("eps", eps)
+        target: Target
+        if self.expression is not None:
+            target = ExpressionTarget(Expression.parse(self.expression), self.box)
+        elif claim.at_points is not None and claim.at_points.table:
+            table = np.array(claim.at_points.table)
+            target = TableTarget(table[:, : self.box.d], table[:, self.box.d :])
+        else:
+            raise InputError(
+                f"{function_of(self)} has no expression and no stored table, so no bound of a checkpoint could be "
+                "proved again. Compile an expression or a table, or export to ONNX."
+            )
+        is_as_it_is = self.construction not in ("compose", "gates")
+        found = export_stock(
+            folder_named(path),
+            target,
+            expression=self.expression,
+            program=self.program if is_as_it_is else None,
+            eps=goal,
+            has_theorem=claim.by_leaves is not None and bool(claim.by_leaves.cuts),
+            limit=math.inf if eps is None else goal,
+            progress=progress,
+        )
+        return found.certificate
 
     def _parity(self, run: Callable[[list[np.ndarray]], np.ndarray]) -> Parity:
         """Compare an exported network with the reference, in the core of the box and in its tails.

@@ -56,7 +56,7 @@ from attnc.constructions.construction import DEFAULT_EPS
 from attnc.errors import FileError, InputError, MissingExtra, positive_number
 from attnc.network import BEYOND, OUTSIDE
 from attnc.numerics.rounding import UNIT_ROUNDOFF
-from attnc.wording import one_line, printable, value_note
+from attnc.wording import ceiling, one_line, printable, value_note
 
 if TYPE_CHECKING:
     import numpy as np
@@ -417,13 +417,25 @@ def verify_command(
     raise typer.Exit(code)
 
 
+FORMATS = ("onnx", "hf")
+"""The formats of `attnc export`."""
+
+
 @app.command("export", cls=Command, epilog="Example:\n\nattnc export net --to onnx --out net.onnx")
 def export_command(
     net: Saved,
     to: Annotated[
-        str, typer.Option("--to", metavar="FORMAT", help="The format: onnx.", autocompletion=completed(("onnx",)))
+        str,
+        typer.Option(
+            "--to",
+            metavar="FORMAT",
+            help="The format: onnx, a file, or hf, the folder of a checkpoint for plain transformers.",
+            autocompletion=completed(FORMATS),
+        ),
     ],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The file to write. A file of this name is replaced.")],
+    out: Annotated[
+        Path, typer.Option(metavar="PATH", help="The file or folder to write. One of this name is replaced.")
+    ],
     outside: Annotated[
         str,
         one_of(
@@ -433,13 +445,27 @@ def export_command(
     ] = "allow",
     json_output: Json = False,
 ) -> None:
-    """Write a saved network for another runtime, and compare the two on a sample."""
+    """Write a saved network for another runtime: an ONNX file, or a checkpoint with a certificate of its own.
+
+    An ONNX file is compared with the network on a sample.
+    """
     from attnc import load
 
-    if to != "onnx":
-        raise InputError(f"--to {to}: the only format is onnx")
+    if to not in FORMATS:
+        raise InputError(f"--to {to}: the formats are {' and '.join(FORMATS)}")
+    if to == "hf" and outside != "allow":
+        raise InputError(f"--outside {outside}: a checkpoint computes outside the box, too, without a bound")
     with progress_bar("loading") as progress:
         network = load(net)
+        if to == "hf":
+            claim = network.export_hf(out, progress=progress)
+            if json_output:
+                facts = {"bound": claim.bound, "observed": claim.observed, "dtype": claim.dtype}
+                print_json({"out": str(out), "to": to, "outside": outside, **facts})
+            else:
+                bound = "no bound" if claim.bound is None else f"an error of at most {ceiling(claim.bound)}"
+                say(f"wrote {out}: in {claim.dtype} {bound} on the box, proven. README.md shows how to load it.")
+            return
         progress("writing and comparing", 0.0)
         parity = network.export_onnx(out, outside=outside)
     if json_output:

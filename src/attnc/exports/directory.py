@@ -63,8 +63,8 @@ def save_network(
     whole = {"format": FORMAT, **config, "certificates": sorted(certificates), "program": structure}
     files = {CONFIG: json_bytes(whole, CONFIG), WEIGHTS: weights}
     for name, certificate in certificates.items():
-        files[name] = _json_lines({**certificate, "weights_sha256": digest}, name)
-    files[CARD] = _utf8(card, CARD)
+        files[name] = json_lines({**certificate, "weights_sha256": digest}, name)
+    files[CARD] = utf8(card, CARD)
     write_whole(path, files, NETWORK)
     return digest
 
@@ -157,7 +157,7 @@ def json_bytes(value: Any, name: str) -> bytes:
     return _readable(_json_text(value, name, indent=2) + "\n", name)
 
 
-def _json_lines(value: Mapping[str, Any], name: str) -> bytes:
+def json_lines(value: Mapping[str, Any], name: str) -> bytes:
     """Return one line per key. Certificates can be long, and json writes ten times faster without indentation."""
     lines = [_json_text({key: member}, name)[1:-1] for key, member in value.items()]
     return _readable("{\n  " + ",\n  ".join(lines) + "\n}\n", name)
@@ -172,7 +172,7 @@ def _json_text(value: Any, name: str, indent: int | None = None) -> str:
 
 def _readable(text: str, name: str) -> bytes:
     """Return the bytes of a JSON text that `read_json` can read back."""
-    raw = _utf8(text, name)
+    raw = utf8(text, name)
     try:
         parse_json(raw, name)
     except FileError as error:
@@ -180,7 +180,7 @@ def _readable(text: str, name: str) -> bytes:
     return raw
 
 
-def _utf8(text: str, name: str) -> bytes:
+def utf8(text: str, name: str) -> bytes:
     try:
         return text.encode("utf-8")
     except UnicodeEncodeError as error:

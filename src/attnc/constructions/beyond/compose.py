@@ -41,6 +41,7 @@ from attnc.targets.box import Box
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.expression import Expression
 from attnc.targets.expressions.tree import Call, Node, Product, to_text
+from attnc.targets.parts.constant_keys import with_constant_keys
 from attnc.targets.parts.lowering import SQUARE, Lowering
 from attnc.targets.parts.part import Combination, Multiply, Part, Source, T, Unary, function_of_t, in_order, operands_of
 from attnc.targets.parts.part_ranges import PartRanges, sub_boxes
@@ -74,6 +75,7 @@ def compose(
     max_anchors: int = MAX_ANCHORS,
     max_bytes: int = MAX_BYTES,
     progress: Progress | None = None,
+    constant_keys: bool = False,
 ) -> Built:
     """A deep program: affine maps compute sums, and one head computes each function of one part and each product.
 
@@ -99,6 +101,9 @@ def compose(
         Limits on the number of anchors and on the memory for the program, in bytes.
     progress : callable, optional
         Called during the search, with the current step and the fraction of it that is done.
+    constant_keys : bool, optional
+        Whether keys and values must be the same for every input, as in a stock checkpoint. Then products are computed
+        from squares, and kinks by keys that are dense there. Every head writes numbers of a size of at most 1.
 
     Returns
     -------
@@ -124,14 +129,14 @@ def compose(
     request = Request(eps, dtype, max_anchors=max_anchors, max_bytes=max_bytes, progress=progress)
     COMPOSE.accept(target, request)
     assert target.expression is not None
-    found = _ledger(target, target.expression, request).composed(progress, excess={})
+    found = _ledger(target, target.expression, request, constant_keys).composed(progress, excess={})
     if found.num_anchors > max_anchors:
         needed = f"{found.num_anchors:,} anchors"
         raise too_many_anchors(target, eps, NAME, needed, f"max_anchors={max_anchors:,}")
     return found.build(dtype)
 
 
-def _ledger(target: Target, expression: Expression, request: Request) -> Ledger:
+def _ledger(target: Target, expression: Expression, request: Request, constant_keys: bool = False) -> Ledger:
     """Return the ledger of the parts of the expression. One head can compute each part."""
     eps, dtype = request.goal, request.dtype
     ranges = PartRanges(sub_boxes(target.box), expression.variables)
@@ -141,11 +146,15 @@ def _ledger(target: Target, expression: Expression, request: Request) -> Ledger:
         return HeadsOf(tree, lo, hi, dtype).is_within_reach(eps / 8)
 
     def can_fit(base: Part, tree: Node) -> bool:
-        return has_two_keys(_recipe(tree)) or fits_in_one_head(*ranges(base), tree)
+        recipe = _recipe(tree)
+        is_gate = has_two_keys(recipe) and not (constant_keys and may_carry(recipe))
+        return is_gate or fits_in_one_head(*ranges(base), tree)
 
-    gates = [name for name, function in FUNCTIONS.items() if is_economical(function.gate)]
-    lowering = Lowering(expression.variables, can_fit, gates)
-    ledger = Ledger(target, lowering.lower(expression.outputs), ranges, eps, dtype)
+    gates = [name for name, function in FUNCTIONS.items() if is_economical(function.gate) and not constant_keys]
+    outputs = Lowering(expression.variables, can_fit, gates).lower(expression.outputs)
+    if constant_keys:
+        outputs = with_constant_keys(outputs, ranges)
+    ledger = Ledger(target, outputs, ranges, eps, dtype, constant_keys)
     if ledger.heads:
         level = ROUNDINGS_OF_HEADS * UNIT_ROUNDOFF[dtype] * max(map(ranges.size, ledger.outputs))
         require_resolution(target, eps, dtype, level)
@@ -209,8 +218,17 @@ class Ledger:
     absorbed, g is the identity.
     """
 
-    def __init__(self, target: Target, outputs: Sequence[Part], ranges: PartRanges, eps: float, dtype: str) -> None:
+    def __init__(
+        self,
+        target: Target,
+        outputs: Sequence[Part],
+        ranges: PartRanges,
+        eps: float,
+        dtype: str,
+        constant_keys: bool = False,
+    ) -> None:
         self.target, self.outputs, self.ranges, self.eps, self.dtype = target, outputs, ranges, eps, dtype
+        self.constant_keys = constant_keys
         self.factors = _factors(outputs)
         self.absorbed = {id(function) for function, _ in self.factors.values()}
         self.order = in_order(outputs, lambda part: self.factors.get(id(part)) or operands_of(part))
@@ -316,7 +334,7 @@ class Ledger:
 
     def _heads_of(self, part: Unary, lo: float, hi: float) -> HeadsOf:
         """Return the heads of a function on an interval. Equal functions on equal intervals share them."""
-        key = part.tree, lo, hi, id(part) not in self.absorbed
+        key = part.tree, lo, hi, not self.constant_keys and id(part) not in self.absorbed
         if key not in self.known:
             self.known[key] = HeadsOf(part.tree, lo, hi, self.dtype, key[-1])
         return self.known[key]
@@ -561,7 +579,7 @@ class HeadsOf:
         """Return the cheapest head with an error of at most δ, or None if there is none."""
         if self.tree is T:
             return _identity(self.lo, self.hi, delta)
-        if has_two_keys(_recipe(self.tree)):
+        if has_two_keys(_recipe(self.tree)) and (self.is_free or not may_carry(_recipe(self.tree))):
             return self._gate(delta)
         few = _fewest(self._smooth(delta, NUMBERS_OF_KEYS), self._gate(delta))
         if few is not None and (few.num_anchors <= FEW_ANCHORS or not self._kinks):

@@ -6,6 +6,7 @@ are equal forms. The laws used are those of a commutative ring and
 
     a/b = a·b⁻¹, a^m·a^n = a^(m+n) for integers,      a^b = exp(b·log a) unless b is a constant,
     max(a, b) = a + relu(b − a),                      min(a, b) = a − relu(a − b),
+    |a| = 2·relu(a) − a,
     clip(u, a, b) = min(max(u, a), b),                and for constants a < b: a + relu(u − a) − relu(u − b),
     sin w = (E − E⁻¹)/2i, cos w = (E + E⁻¹)/2,        E = exp(iw), whose powers are those of multiples of w,
     f(0) = 0 for sin, tanh, relu and the like.
@@ -99,6 +100,8 @@ class _CanonicalForms:
                 return reduce(self._greatest, a)
             case Call("min", _):
                 return reduce(self._least, a)
+            case Call("abs", _):
+                return _sum(_scaled(self._relu(a[0]), 2), _scaled(a[0], -1))
             case Call("clip", (_, low, high)) if is_constant(low) and is_constant(high) and _is_below(low, high):
                 above_low, above_high = (self._relu(_sum(a[0], _scaled(end, -1))) for end in a[1:])
                 return _sum(a[1], above_low, _scaled(above_high, -1))

@@ -26,7 +26,7 @@ class Combination:
 
     terms: tuple[tuple[Part, Coefficient], ...]
     constant: Coefficient
-    known: Unary | None = None  # the same function in another form, which gives its range
+    known: Unary | Multiply | None = None  # the same function in another form, which gives its range
 
 
 @dataclass(frozen=True, eq=False)

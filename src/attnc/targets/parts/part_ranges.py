@@ -84,7 +84,7 @@ class PartRanges:
             match part:
                 case Source(index):
                     tree: Node = Variable(self._variables[index])
-                case Combination(_, _, Unary() as known):
+                case Combination(_, _, Unary() | Multiply() as known):
                     tree = self.tree(known)
                 case Combination(terms, constant):
                     trees = [self.tree(inner) for inner, _ in terms]

@@ -1,0 +1,1 @@
+"""Stock checkpoints: networks with constant keys as decoders that plain transformers loads."""
