@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from attnc.constructions.beyond.compose import compose
-from attnc.constructions.built import Built
-from attnc.errors import BoundNotMet, ProgramError
-from attnc.exports.stock_layout import Checkpoint, StockHead, input_channel, lay_out
+from attnc.errors import ProgramError
+from attnc.exports.stock_layout import Checkpoint, StockHead, StockNetwork, input_channel, lay_out
 from attnc.groundtruth.deviations import INTERVAL_ROOM, Deviations, deviations
 from attnc.groundtruth.disguises import Model
 from attnc.proofs.proof import HeadProof, Proof, Stages
@@ -18,7 +17,13 @@ from attnc.proofs.prover import ProofRequest
 from attnc.proofs.staged.prover import StagedProver
 from attnc.stock.heads import stock_network
 from attnc.targets.expressions.expression import Expression
+from attnc.targets.parts.part import Derivation
 from attnc.targets.target import Target
+
+
+LARGEST_VALUE = 1.5
+"""Largest values of keys, relative to the function. In other bases the rounding of scores is larger, and it is multiplied
+by the distances of values."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,15 +31,17 @@ class Original:
     """An expression as a program with constant keys, its plain checkpoint, and its proof in exact arithmetic."""
 
     target: Target
-    built: Built
+    derivation: Derivation
     checkpoint: Checkpoint
     proof: Proof
 
     @classmethod
     def of(cls, target: Target, eps: float) -> Original:
-        built = compose(target, eps=eps, dtype="float32", constant_keys=True)
-        checkpoint = lay_out(stock_network(built.program, target.box))
-        return cls(target, built, checkpoint, _proof(target, built, {}, 0.0))
+        built = compose(target, eps=eps, dtype="float32", constant_keys=True, max_value=LARGEST_VALUE)
+        checkpoint = lay_out(with_equal_keys(stock_network(built.program, target.box)))
+        derivation = built.derivation
+        assert derivation is not None
+        return cls(target, derivation, checkpoint, _proof(target, checkpoint, derivation, {}, 0.0))
 
     @property
     def heads(self) -> tuple[HeadProof, ...]:
@@ -68,16 +75,34 @@ def _query_interval(head: StockHead, proof: HeadProof, names: Mapping[str, str])
     return ends[0], ends[1]
 
 
-def _proof(target: Target, built: Built, noise: Mapping[str, float], truncation: float) -> Proof:
-    request = ProofRequest(derivation=built.derivation, noise=noise, truncation=truncation)
-    return StagedProver().prove(built.program.astype("float64"), target, request)
+def with_equal_keys(network: StockNetwork) -> StockNetwork:
+    """Return the same network, with as many keys in every head as there are tokens in the prefix.
+
+    A key is repeated n times, with log n less in its offset, so that the weights of the copies add up to its weight. Then
+    no token of the prefix is silent: the large numbers that silence it would round the keys of other heads in a basis in
+    which channels are mixed.
+    """
+    heads = []
+    for head in network.heads:
+        copies = np.arange(network.prefix) % head.keys.num_keys
+        counts = np.bincount(copies)
+        keys = head.keys.chosen(copies)
+        heads.append(replace(head, keys=replace(keys, offsets=keys.offsets - np.log(counts[copies]))))
+    return replace(network, heads=tuple(heads))
+
+
+def _proof(
+    target: Target, checkpoint: Checkpoint, derivation: Derivation, noise: Mapping[str, float], truncation: float
+) -> Proof:
+    request = ProofRequest(derivation=derivation, noise=noise, truncation=truncation)
+    return StagedProver().prove(checkpoint.program().astype("float64"), target, request)
 
 
 def certify(original: Original, structure: Model, stored: Model) -> tuple[Proof, Deviations]:
     """Prove a bound of |f − checkpoint|, as transformers computes it in float32 with eager attention."""
     intervals = original.query_intervals()
-    found = deviations(structure, stored, original.checkpoint, intervals)
-    proof = _proof(original.target, original.built, found.noise, found.output)
+    found = deviations(Model.plain(original.checkpoint), structure, stored, original.checkpoint, intervals)
+    proof = _proof(original.target, original.checkpoint, original.derivation, found.noise, found.output)
     _require_covered(original, proof)
     return proof, found
 

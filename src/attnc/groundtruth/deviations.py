@@ -46,7 +46,7 @@ SLACK = 2.0**-44
 LEAST_GAP = 100.0
 """Least distance of the scores of silent tokens below the largest score. All tokens of a context then have together a
 weight below CONTEXT·e^−100 < 2^−129."""
-ROOM = 0.05
+ROOM = 0.25
 """The largest noise of a channel for which the bounds hold: sizes of channels include this much. More is refused."""
 INTERVAL_ROOM = 2.0**-4
 """The bounds hold for arguments up to this share of an interval beyond its ends."""
@@ -82,14 +82,16 @@ class _Line:
 
 
 def deviations(
-    structure: Model, stored: Model, checkpoint: Checkpoint, intervals: Mapping[str, tuple[float, float]]
+    plain: Model, structure: Model, stored: Model, checkpoint: Checkpoint, intervals: Mapping[str, tuple[float, float]]
 ) -> Deviations:
     """Bound the noise of all channels of a stored model.
 
     Parameters
     ----------
+    plain : Model
+        The model without a disguise: the numbers of the program.
     structure : Model
-        The model in the plain basis. Its basis is the identity.
+        The restructured model, in the plain basis. Its basis is the identity.
     stored : Model
         The model as it is stored, in its own basis.
     checkpoint : Checkpoint
@@ -102,14 +104,19 @@ def deviations(
     ProgramError
         If the stored numbers are too far from the program: if a silent token may be heard, or the noise exceeds ROOM.
     """
-    return _Bounding(structure, stored, checkpoint, intervals).walk()
+    return _Bounding(plain, structure, stored, checkpoint, intervals).walk()
 
 
 class _Bounding:
     def __init__(
-        self, structure: Model, stored: Model, checkpoint: Checkpoint, intervals: Mapping[str, tuple[float, float]]
+        self,
+        plain: Model,
+        structure: Model,
+        stored: Model,
+        checkpoint: Checkpoint,
+        intervals: Mapping[str, tuple[float, float]],
     ) -> None:
-        self.structure, self.stored, self.intervals = structure, stored, intervals
+        self.plain, self.structure, self.stored, self.intervals = plain, structure, stored, intervals
         self.heads = {head.name: head for head in checkpoint.network.heads}
         self.box, self.n = checkpoint.network.box, stored.width
         self.outputs = checkpoint.network.outputs[0]
@@ -225,11 +232,11 @@ class _Bounding:
             if role.kind == PART and role.head is not None:
                 head = self.heads[role.head]
                 own = self.structure.dimensions[head.writes[0]]
-                error = part.error(self._line(head), self._expected(head), part.values[:, own]) + part.value_error[own]
+                error = part.error(*self._line(head), part.values[:, own]) + part.value_error[own]
                 parts.setdefault(role.head, []).append((part.values[:, own], error))
                 leaks += np.where(np.arange(self.n) == own, 0.0, sizes)
             elif role.kind == DECOY and role.head is not None:
-                leaks += part.errors(*self._decoy(i, h, role.head)) + part.value_error
+                leaks += part.errors(*self._decoy(i, h)) + part.value_error
                 pairs.setdefault(role.head, []).append(part.values)
             else:
                 leaks += sizes
@@ -250,51 +257,51 @@ class _Bounding:
         self.prefix_drift = self.prefix_drift + np.where(is_changed, rounding + 1.01 * U * largest, 0.0)
 
     def _record(self, head: StockHead, values: list[np.ndarray], error: float) -> None:
-        wanted = head.keys.values[:, 0]
-        live = self._live(head)
-        found = sum(values, np.zeros(len(self.stored.prefix)))[live]
-        off = np.abs(found - wanted[np.array(self.stored.keys)[live]]).max()
-        size = sum(np.abs(each[live]).max() for each in values)
+        i, h = self._place(head)
+        of, order = self.plain.layers[i], list(self.stored.keys)
+        tokens = self.plain.embedding[list(self.plain.prefix)][order]
+        wanted = (tokens @ of.W_V[h].T @ of.W_O[h].T)[:, self.plain.dimensions[head.writes[0]]]
+        off = np.abs(sum(values, -wanted)).max()
+        size = np.abs(wanted).max() + sum(np.abs(each).max() for each in values)
         noise = _up(error + float(off) + SLACK * float(size))
         if not noise <= ROOM:
             raise ProgramError(f"the noise of {head.writes[0]} may be {noise:.3g}, more than {ROOM}")
         self.noise[head.writes[0]] = noise
 
-    def _live(self, head: StockHead) -> np.ndarray:
-        """Return the places in the prefix of the keys of a head."""
-        return np.flatnonzero(np.array(self.stored.keys) < head.keys.num_keys)
-
     # --- the heads of the program -------------------------------------------------------------------------------------
 
-    def _line(self, head: StockHead) -> _Line:
-        if len(head.queries) != 1:
-            raise ProgramError(f"head {head.name} has {len(head.queries)} inputs; one is supported")
+    def _place(self, head: StockHead) -> tuple[int, int]:
+        ((i, h),) = self.plain.heads_of(head.name)
+        return i, h
+
+    def _line(self, head: StockHead) -> tuple[_Line, np.ndarray]:
+        """Return a head of the program as a function of its query component, and the forms of its scores."""
+        i, h = self._place(head)
         lo, hi = self.intervals[head.name]
         room = INTERVAL_ROOM * (hi - lo)
-        order = np.array(self.stored.keys)[self._live(head)]
-        return _Line(head.keys.slopes[order, 0], head.keys.offsets[order], lo - room, hi + room)
+        line, forms = self._of_model(self.plain, i, h, lo - room, hi + room)
+        moved = np.zeros((len(forms), self.n))
+        for name, dimension in self.plain.dimensions.items():
+            if forms[:, dimension].any():
+                moved[:, self.structure.dimensions[name]] += forms[:, dimension]
+        return line, moved
 
-    def _expected(self, head: StockHead) -> tuple[np.ndarray, np.ndarray]:
-        """Return the forms of the scores in the dimensions of the state, and the places of the keys."""
-        live = self._live(head)
-        order = np.array(self.stored.keys)[live]
-        forms = np.zeros((len(live), self.n))
-        for name, c in head.queries[0].items():
-            forms[:, self.structure.dimensions[name]] += head.keys.slopes[order, 0] * c * self._scale(name)
-        forms[:, self.structure.dimensions[ONE]] += head.keys.offsets[order]
-        return forms, live
+    def _decoy(self, i: int, h: int) -> tuple[_Line, np.ndarray]:
+        """Return a head that is no part of the program, as a function of its query component."""
+        read = self.structure.layers[i].W_Q[h][0] / math.sqrt(self.structure.d_head)
+        middle, half = float(read @ self.still), float(np.abs(read) @ self.moving) * (1 + ROOM)
+        return self._of_model(self.structure, i, h, middle - half, middle + half)
 
-    def _decoy(self, i: int, h: int, copied: str) -> tuple[_Line, tuple[np.ndarray, np.ndarray]]:
-        """Return a head that is no part of the program, from the plain model: it has the keys of a head."""
-        head = self.heads[copied]
-        of, live = self.structure.layers[i], self._live(head)
-        keys = self.z[list(self.structure.prefix)] @ of.W_K[h].T / math.sqrt(of.d_head)
-        forms = keys[live] @ of.W_Q[h]
-        order = np.array(self.stored.keys)[live]
-        a, c = head.keys.slopes[order, 0], head.keys.offsets[order]
-        read = of.W_Q[h][0] / math.sqrt(of.d_head)  # the first component is the query of the head
-        middle, half = float(read @ self.still), float(np.abs(read) @ self.moving)
-        return _Line(a, c, middle - half * (1 + ROOM), middle + half * (1 + ROOM)), (forms, live)
+    def _of_model(self, model: Model, i: int, h: int, lo: float, hi: float) -> tuple[_Line, np.ndarray]:
+        """Read a head with one query component off a model in the plain basis: its second component is the constant 1."""
+        of, order = model.layers[i], self.stored.keys if model is self.plain else range(len(model.prefix))
+        tokens = model.embedding[list(model.prefix)][list(order)]
+        K, W_Q = tokens @ of.W_K[h].T, of.W_Q[h] / math.sqrt(of.d_head)
+        one = np.zeros(self.n)
+        one[model.dimensions[ONE]] = 1.0
+        if W_Q[2:].any() or (W_Q[1] != one).any():
+            raise ProgramError(f"head {h} of layer {i} has more than one input")
+        return _Line(K[:, 0], K[:, 1], lo, hi), K[:, :2] @ W_Q[:2]
 
 
 class _Part:
@@ -340,47 +347,44 @@ class _Part:
         return E @ W.T, (error + heard) * (1 + 2.0**-30)
 
     def error(
-        self, line: _Line, expected: tuple[np.ndarray, np.ndarray], values: Float[np.ndarray, " prefix"]
+        self, line: _Line, forms: Float[np.ndarray, "prefix width"], values: Float[np.ndarray, " prefix"]
     ) -> float:
-        """Bound what errors of the weights change in the average of these values."""
-        b, (forms, live) = self.of, expected
-        if not np.abs(values[live]).max() > 0:
-            return 0.0
-        found = self.K[live] @ self.in_query * self.scale
-        size = np.abs(self.K[live]) @ (np.abs(self.W_Q) @ b.abs_B) * self.scale + np.abs(forms)
-        apart = found - forms
-        apart = np.abs(apart - (apart.max(axis=0) + apart.min(axis=0)) / 2)
-        eta = apart @ b.reach + SLACK * size @ b.reach + self.dK[live] @ self.q * self.scale
-        eta += gamma(len(self.q) + 2, U) * (np.abs(self.K[live]) + self.dK[live]) @ self.q * self.scale
-        table = np.stack([line.a, line.c], axis=1)
-        X, *_ = np.linalg.lstsq(table, self.K[live], rcond=None)
-        rest = np.abs(self.K[live] - table @ X) + SLACK * (np.abs(table) @ np.abs(X) + np.abs(self.K[live]))
-        shift, theta = (np.abs(X) @ self.dq * self.scale).tolist()
-        eta = eta + rest @ self.dq * self.scale
-        self._require_silence(line, live, float(eta.max()))
-        return weights_error(line, values[live], eta * (1 + 2.0**-20), shift + theta * line.reach, theta)
+        """Bound the change of the average of these values that errors of the weights cause.
 
-    def errors(self, line: _Line, expected: tuple[np.ndarray, np.ndarray]) -> Float[np.ndarray, " width"]:
+        `forms` are the scores of the program as forms in the state.
+        """
+        b, K = self.of, self.K
+        if not values.any():
+            return 0.0
+        apart = K @ self.in_query * self.scale - forms
+        apart = np.abs(apart - (apart.max(axis=0) + apart.min(axis=0)) / 2)  # a part that all keys share has no effect
+        size = np.abs(K) @ (np.abs(self.W_Q) @ b.abs_B) * self.scale + np.abs(forms)
+        eta = (apart + SLACK * size) @ b.reach + self.dK @ self.q * self.scale
+        eta += gamma(len(self.q) + 2, U) * (np.abs(K) + self.dK) @ self.q * self.scale
+        table = np.stack([line.a, line.c], axis=1)
+        X, *_ = np.linalg.lstsq(table, K, rcond=None)
+        rest = np.abs(K - table @ X) + SLACK * (np.abs(table) @ np.abs(X) + np.abs(K))
+        shift, theta = (np.abs(X) @ self.dq * self.scale).tolist()
+        eta = (eta + rest @ self.dq * self.scale) * (1 + 2.0**-20)
+        self._require_silence(line, float(eta.max()))
+        return weights_error(line, values, eta, shift + theta * line.reach, theta)
+
+    def errors(self, line: _Line, forms: Float[np.ndarray, "prefix width"]) -> Float[np.ndarray, " width"]:
         """Bound the same for what the head writes into every dimension. Small columns may change by all of themselves."""
         sizes = np.abs(self.values).max(axis=0)
         is_large = sizes > SMALL_COLUMN * sizes.max()
-        found = [self.error(line, expected, self.values[:, c]) if is_large[c] else 2 * sizes[c] for c in range(len(sizes))]
+        found = [self.error(line, forms, self.values[:, c]) if is_large[c] else 2 * sizes[c] for c in range(len(sizes))]
         return np.array(found)
 
-    def _require_silence(self, line: _Line, live: np.ndarray, eta: float) -> None:
-        """Raise ProgramError unless tokens that are no keys have scores far below the largest one."""
+    def _require_silence(self, line: _Line, eta: float) -> None:
+        """Raise ProgramError unless query and padding tokens, as keys, have scores far below the largest one."""
         b, least = self.of, _least_top(line) - eta
-        in_key = np.abs(self.W_K @ b.B)
-        sources = [(b.E[b.stored.query], b.moving + b.leaked), (b.E[b.stored.pad], b.written)]
-        heard = set(live.tolist())
-        sources += [(b.E[word], b.written) for k, word in enumerate(b.stored.prefix) if k not in heard]
-        lengths = np.linalg.norm(self.W_K, axis=1)
+        in_key, lengths = np.abs(self.W_K @ b.B), np.linalg.norm(self.W_K, axis=1)
         largest = lengths * max(b.query_length, b.prefix_length)
-        n, d = b.n, len(self.q)
-        room = float(self.dq @ largest + (gamma(n, U) + gamma(d + 2, U) + 2.0**-40) * self.q @ largest)
+        room = float(self.dq @ largest + (gamma(b.n, U) + gamma(len(self.q) + 2, U) + 2.0**-40) * self.q @ largest)
         room += float(self.q @ lengths) * (_length(b.drift) + _length(b.prefix_drift))
-        for token, around in sources:
-            key = self.W_K @ token
+        for word, around in ((b.stored.query, b.moving + b.leaked), (b.stored.pad, b.written)):
+            key = self.W_K @ b.E[word]
             score = float((self.in_query @ b.still) @ key) + float(np.abs(key @ self.in_query) @ b.moving)
             score = (score + float(self.q @ (in_key @ around)) + room) * self.scale
             if not score <= least - LEAST_GAP:

@@ -27,7 +27,12 @@ from attnc.numerics.arrays import Float
 
 PART, DECOY, UNUSED = "circuit", "decoy", "unused"
 """The roles of heads: a part of the circuit, one of a pair that cancels, or a slot whose weights are zero or noise."""
-LARGEST_STRETCH = 2.0
+READER, LEAST_SCALE = 64.0, 2.0**-5
+"""Where channels are mixed, channels of slopes and values are made smaller by a factor between LEAST_SCALE and 1, so that
+the weights that read them are about READER, half of those that read the offsets of silent tokens."""
+RESULT_SCALE = 2.0**-2
+"""Factor on channels that heads write, where channels are mixed: prefix tokens carry averages of values there, which no head reads."""
+LARGEST_STRETCH = 2.0**0.5
 """Largest singular value of a skewed basis, and the inverse of the smallest one. The rounding of projections, and so the
 proven bound, grows with its square."""
 LEAST_WIDTH = 64
@@ -171,10 +176,14 @@ Matrix = Callable[[int, np.random.Generator], np.ndarray]
 
 
 def change_basis(model: Model, matrix: Matrix, rng: np.random.Generator) -> Model:
-    """Change the basis of the stream, but for the pinned channel, and that of every head."""
+    """Change the basis of the stream, but for the pinned channel, and that of every head.
+
+    Channels of slopes and values are first made smaller, and their readers larger: where channels are mixed, the rounding
+    of a key grows with the length of its whole token.
+    """
     others = [i for i in range(model.width) if i != model.pinned]
     B = np.eye(model.width)
-    B[np.ix_(others, others)] = matrix(len(others), rng)
+    B[np.ix_(others, others)] = matrix(len(others), rng) * _scales(model)[others]
     R = np.linalg.inv(B)
     R[model.pinned], R[:, model.pinned] = np.eye(model.width)[model.pinned], np.eye(model.width)[model.pinned]
     layers = []
@@ -191,6 +200,16 @@ def change_basis(model: Model, matrix: Matrix, rng: np.random.Generator) -> Mode
     return replace(model, layers=tuple(layers), embedding=embedding, basis=B @ model.basis, dual=model.dual @ R)
 
 
+def _scales(model: Model) -> Float[np.ndarray, " width"]:
+    """Return factors on dimensions that make tokens short, and the weights that read keys and values about equal."""
+    on_query = model.embedding[[model.query, model.pad, *model.variables]].any(axis=0)
+    written = np.any([of.W_O.any(axis=(0, 2)) for of in model.layers], axis=0)
+    readers = np.max([np.abs(W).max(axis=(0, 1)) for of in model.layers for W in (of.W_K, of.W_V)], axis=0)
+    scales = 2.0 ** np.round(np.log2(np.clip(readers / READER, LEAST_SCALE, 1.0)))
+    scales = np.where(written, np.where(readers > 0, np.sqrt(RESULT_SCALE * scales), RESULT_SCALE), scales)
+    return np.where(on_query | (scales > 1) | ~written & (readers == 0), 1.0, scales)
+
+
 def _mixing(used: np.ndarray, matrix: Matrix, rng: np.random.Generator) -> np.ndarray:
     """Return a matrix that mixes the used dimensions of a head with each other, and puts them into random places.
 
@@ -205,31 +224,27 @@ def _mixing(used: np.ndarray, matrix: Matrix, rng: np.random.Generator) -> np.nd
 
 
 def add_noise(model: Model, size: float, rng: np.random.Generator) -> Model:
-    """Add noise to all weights and embeddings but those of the pinned channel.
+    """Add noise to embeddings, and to the weights of all dimensions that heads use, but not to the pinned channel.
 
-    Its standard deviation is `size` times the root mean square of the weights of the head, or of the embedding. Unused
-    heads have the noise of the smallest head of the layer.
+    Its standard deviation is `size` times the root mean square of the weights of the head, or of the embedding.
     """
     others = np.arange(model.width) != model.pinned
 
-    def noisy(W: np.ndarray, scale: np.ndarray, axis: int) -> np.ndarray:
-        shape = [1] * W.ndim
-        shape[axis] = model.width
-        return np.asarray(W + size * scale * rng.standard_normal(W.shape) * others.reshape(shape))
+    def noisy(W: np.ndarray, axis: int) -> np.ndarray:
+        """Add noise to a matrix whose axis `axis` is the stream. Rows or columns of zeros stay zero."""
+        scale = np.sqrt((W**2).sum() / max(1, np.count_nonzero(W)))
+        used = W.any(axis=axis, keepdims=True) & np.expand_dims(others, 1 - axis)
+        return np.asarray(W + size * scale * rng.standard_normal(W.shape) * used)
 
     layers = []
     for of in model.layers:
-        found = []
-        for W, axis in ((of.W_Q, 2), (of.W_K, 2), (of.W_V, 2), (of.W_O, 1)):
-            counts = np.maximum(np.count_nonzero(W, axis=(1, 2)), 1)
-            scales = np.sqrt((W**2).sum(axis=(1, 2)) / counts)
-            scales = np.where(scales > 0, scales, np.min(scales[scales > 0], initial=np.inf))
-            scales = np.where(np.isfinite(scales), scales, 0.0)
-            found.append(noisy(W, scales[:, None, None], axis))
-        layers.append(AttentionWeights(*found))
-    kept = model.embedding[:, others]
+        parts = ((of.W_Q, 1), (of.W_K, 1), (of.W_V, 1), (of.W_O, 0))
+        layers.append(AttentionWeights(*(np.stack([noisy(W, axis) for W in Ws]) for Ws, axis in parts)))
+    embedding = model.embedding.copy()
+    kept = embedding[:, others]
     scale = np.sqrt((kept**2).sum() / max(1, np.count_nonzero(kept)))
-    return replace(model, layers=tuple(layers), embedding=noisy(model.embedding, scale, 1))
+    embedding[:, others] = kept + size * scale * rng.standard_normal(kept.shape)
+    return replace(model, layers=tuple(layers), embedding=embedding)
 
 
 class _Editing:
@@ -249,6 +264,13 @@ class _Editing:
         self.dimensions[name] = dimension
         self.embedding[list(self.model.prefix), dimension] = values
         return dimension
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Remove channels that no head reads any more."""
+        for name in names:
+            dimension = self.dimensions.pop(name)
+            self.embedding[:, dimension] = 0.0
+            self.free.append(dimension)
 
     def add(self, layer: int, head: tuple[np.ndarray, ...], role: Role) -> None:
         """Add a head, in an unused slot if there is one."""
@@ -291,6 +313,7 @@ def split_heads(model: Model, rng: np.random.Generator) -> Model:
         (target,) = np.flatnonzero(values.any(axis=0))
         is_key = np.abs(values[:, target]) > 0
         first = np.where(is_key, rng.uniform(-1, 1, len(values)), 0.0)
+        editing.remove([name for name, dimension in model.dimensions.items() if W_V[:, dimension].any()])
         for number_of_part, part in enumerate((first, values[:, target] - first)):
             scale = 2.0 ** np.ceil(np.log2(np.abs(part).max()))
             dimension = editing.channel(f"part{number_of_part}.{role.head}", part / scale)
@@ -342,7 +365,7 @@ def add_decoys(model: Model, names: Sequence[str], rng: np.random.Generator) -> 
         source, read = earlier[int(rng.integers(len(earlier)))], np.array(W_Q)
         moving = [model.dimensions[name] for name in earlier]
         for row in read:
-            size = np.abs(row[moving]).sum()
+            size = min(np.abs(row[moving]).sum(), np.sqrt(model.d_head))  # a query component of at most 1
             row[moving] = 0.0
             row[model.dimensions[source]] = size
         written = [model.dimensions[name] for name in _results(model)]
