@@ -28,9 +28,11 @@ from attnc_checker.expressions import parse
 from attnc_checker.files import (
     MAX_WEIGHTS,
     BadFile,
+    Object,
     Refused,
     Tensor,
     Undecided,
+    metadata,
     parse_safetensors,
     read_bytes,
     read_json,
@@ -46,6 +48,7 @@ from attnc_checker.partitions import Keys, Partition
 from attnc_checker.program import FLOATS, Program
 from attnc_checker.proving import AT_ONCE, Job, Proof
 from attnc_checker.rounding import Arithmetic
+from attnc_checker.stock import StockProgram, is_stock, require_kind
 from attnc_checker.tables import by_rows, constants
 
 MAIN, CERTIFICATE = "certificate.json", re.compile(r"certificate\.[A-Za-z0-9_-]+\.json")
@@ -57,6 +60,14 @@ ENGINE = "{dtype} evaluation in IEEE 754 arithmetic rounded to nearest: layer by
 BLOCKS = "sums over up to 4096 keys not in any order but in blocks: of 8 terms each, then of 8 of these sums, and so on"
 TRUNCATION = "if the engine leaves out keys that are far behind, that moves no output by more than {truncation:.3g}"
 EXPONENTIAL = "weights within {ulps} ulp in the engine, for exact scores"
+BESIDE = {MAIN, "config.json", "model.safetensors", "README.md", "LICENSE", ".gitattributes", "verdicts"}
+"""The names that may be in the folder of a stock checkpoint. Others, such as adapters, may change what is loaded."""
+STOCK = (
+    "float32 evaluation by transformers in IEEE 754 arithmetic rounded to nearest, with gradual underflow: sums in any "
+    "order, eager attention or a kernel that keeps the same",
+    "weights within 4 ulp in the engine, for exact scores; the inverse square root of an even power of two is exact",
+    "a sequence has the prefix first, then query tokens, all in the box, and padding, within the context",
+)
 TAILS = "exact arithmetic beyond the core, where rounding grows with |x|"
 
 Progress = Callable[[int, int], None]
@@ -109,7 +120,8 @@ def check(
         with precision():
             stored = read(Path(path), name)
             claim = stored[0]
-            verdict = replace(verdict, bound=claim.bound, dtype=claim.dtype, assumptions=_assumed(claim))
+            assumed = STOCK if is_stock(stored[1]) else _assumed(claim)
+            verdict = replace(verdict, bound=claim.bound, dtype=claim.dtype, assumptions=assumed)
             proof = proof_of(*stored)
             verdict = replace(verdict, scope=proof.scope, leaves=len(proof.jobs))
             found = _prove(proof, stored, processes or os.cpu_count() or 1, progress, limit)
@@ -147,6 +159,10 @@ def read(folder: Path, name: str = MAIN) -> Stored:
     require(name == MAIN or named is not None, f"{name} is named for none of the dtypes {', '.join(FLOATS)}")
     certificate, config = read_json(folder / name), read_json(folder / "config.json")
     weights = read_bytes(folder / "model.safetensors", MAX_WEIGHTS)
+    if is_stock(config):
+        others = sorted({found.name for found in folder.iterdir()} - BESIDE)
+        require(not others, f"beside a stock checkpoint there is {others[:1]}, which transformers may read")
+        return _stock(name, certificate, config, weights)
     if config.get("format") != "attnc.network/1":
         raise BadFile(
             f"config.json has the format {config.get('format')!r:.40}, not 'attnc.network/1': check it with the "
@@ -155,10 +171,7 @@ def read(folder: Path, name: str = MAIN) -> Stored:
     listed = typed(config.get("certificates"), tuple[str, ...], "certificates in config.json")
     known = all(each == MAIN or CERTIFICATE.fullmatch(each) for each in listed)
     require(known, f"config.json lists certificates that are not named {MAIN} or certificate.DTYPE.json", BadFile)
-    claim = read_claim(certificate)
-    digest = hashlib.sha256(weights).hexdigest()
-    if certificate["weights_sha256"] != digest:
-        raise Refused(f"the certificate belongs to other weights: model.safetensors has SHA-256 {digest}")
+    claim = _claim_about(certificate, weights)
     if config.get("variables") != list(claim.variables) or config.get("expression") != claim.expression:
         raise Refused(f"config.json and {name} differ in the variables or the expression")
     require(config.get("box") == certificate["box"], f"config.json and {name} differ in the box")
@@ -171,6 +184,27 @@ def read(folder: Path, name: str = MAIN) -> Stored:
     return claim, {**structure, "dtype": claim.dtype}, rounded
 
 
+def _claim_about(certificate: Object, weights: bytes) -> Claim:
+    claim, digest = read_claim(certificate), hashlib.sha256(weights).hexdigest()
+    if certificate["weights_sha256"] != digest:
+        raise Refused(f"the certificate belongs to other weights: model.safetensors has SHA-256 {digest}")
+    return claim
+
+
+def _stock(name: str, certificate: Object, config: Object, weights: bytes) -> Stored:
+    """Read the claim about a stock checkpoint. It has one certificate."""
+    require(name == MAIN, f"a stock checkpoint has no certificate {name}")
+    claim, names = _claim_about(certificate, weights), config["attnc"]
+    require_kind(claim)
+    is_same = isinstance(names, dict) and names.get("expression") == claim.expression
+    is_same &= isinstance(names, dict) and names.get("box") == certificate["box"]
+    require(is_same, f"config.json and {name} differ in the box or the expression")
+    assert isinstance(names, dict)
+    require([*names["box"]] == [*claim.variables], f"config.json and {name} differ in the order of the variables")
+    require(metadata(weights) in (None, {"format": "pt"}), "the metadata of model.safetensors are not those of torch")
+    return claim, config, parse_safetensors(weights)
+
+
 def proof_of(claim: Claim, structure: object, tensors: dict[str, Tensor]) -> Proof:
     """Return the proof that belongs to the kind of evidence in the claim."""
     evidence, arithmetic = claim.evidence, Arithmetic(claim.dtype)
@@ -178,7 +212,7 @@ def proof_of(claim: Claim, structure: object, tensors: dict[str, Tensor]) -> Pro
         function = constants(evidence.rows[0][len(claim.ends) :])
     else:
         function = parse(claim.expression, claim.variables)
-    program = Program(structure, tensors, len(claim.ends))
+    program = (StockProgram if is_stock(structure) else Program)(structure, tensors, len(claim.ends))
     if claim.dtype not in (program.dtype, "real"):
         raise Refused(f"the bound is claimed for {claim.dtype}, but the weights are {program.dtype}")
     if len(function.outputs) != program.num_outputs:
@@ -201,6 +235,8 @@ def proof_of(claim: Claim, structure: object, tensors: dict[str, Tensor]) -> Pro
             by_rows(claim, evidence, prover) if isinstance(evidence, AtPoints) else by_leaves(claim, evidence, prover)
         )
     require_finite(program, reduction.reach)
+    if isinstance(program, StockProgram):
+        program.require_pinned(claim, reduction)
     return proof
 
 

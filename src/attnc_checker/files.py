@@ -134,7 +134,7 @@ def parse_safetensors(raw: bytes) -> dict[str, Tensor]:
     if len(raw) < 8 or length > min(MAX_HEADER, len(raw) - 8):
         sizes = f"its header would take {length:,} of its {len(raw):,} bytes"
         raise BadFile(f"model.safetensors is cut short, or is not a safetensors file: {sizes}")
-    header, body = parse_json(raw[8 : 8 + length], "the header of model.safetensors"), memoryview(raw)[8 + length :]
+    header, body = _header(raw, length), memoryview(raw)[8 + length :]
     header.pop("__metadata__", None)
     entries = []
     for name, entry in header.items():
@@ -159,6 +159,15 @@ def parse_safetensors(raw: bytes) -> dict[str, Tensor]:
     if end != len(body):
         raise BadFile(f"model.safetensors has {len(body):,} bytes of tensors, of which {end:,} are described")
     return tensors
+
+
+def _header(raw: bytes, length: int) -> Object:
+    return parse_json(raw[8 : 8 + length], "the header of model.safetensors")
+
+
+def metadata(raw: bytes) -> object:
+    """Return the metadata of a file of tensors, or None if it has none."""
+    return _header(raw, int.from_bytes(raw[:8], "little")).get("__metadata__")
 
 
 def are_sizes(value: object) -> TypeGuard[list[int]]:

@@ -121,6 +121,7 @@ class Head:
     query: tuple[Terms, ...] = ()
     parts: tuple[Vector, ...] = ()
     farthest: arb = INFINITE  # in all sizes, |x| counts as at most this
+    silent: int = 0  # the number of further keys, whose values are 0 and whose weights may be lost
 
     @classmethod
     def of(cls, scores: list[Form], values: dict[int, Form]) -> Head:

@@ -10,14 +10,28 @@ are computed.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from flint import arb, fmpq
 
 from attnc_checker.files import require
 from attnc_checker.float32 import finer
-from attnc_checker.forms import ONE, SMALLEST, ZERO, Form, Head, Key, Terms, combined, constant, rounds, stacked, unit
+from attnc_checker.forms import (
+    ONE,
+    SMALLEST,
+    UNLIMITED,
+    ZERO,
+    Form,
+    Head,
+    Key,
+    Terms,
+    combined,
+    constant,
+    rounds,
+    stacked,
+    unit,
+)
 from attnc_checker.program import AffineLayer, AttentionLayer, Matrix, Program, SoftmaxLayer, Stream
 
 MAX_KEYS = 2**18
@@ -56,6 +70,7 @@ class Reduction:
         self.num_keys = 0
         self.known: dict[tuple[bool, int, int, int], Form] = {}
         self.projected: dict[tuple[bool, int, int, int], dict[int, Form]] = {}
+        self.heads_met: set[tuple[int, int]] = set()  # the layers and numbers of all heads that outputs depend on
 
     def stage(self) -> Stage:
         """Return the whole program as a stage, or for a deep program the part after its last proved stage."""
@@ -117,7 +132,8 @@ class Reduction:
     def _input(self, x: int) -> Form:
         """Return the form of an input. Points are float64 numbers."""
         is_exact = self.is_deep or self.dtype == "float64"
-        return unit(x) if is_exact else Form({x: fmpq(1)}, {x: arb(1), ONE: SMALLEST[self.dtype]}, 1)
+        least = SMALLEST[self.dtype] + self.program.flush * arb(2) ** 24  # one rounding of it is the flush
+        return unit(x) if is_exact else Form({x: fmpq(1)}, {x: arb(1), ONE: least}, 1)
 
     def _sum(self, pairs: list[tuple[Form, Form]]) -> Form:
         """Return Σ a·b, where one of each pair is constant. Zeros and products with powers of two do not round."""
@@ -176,7 +192,12 @@ class Reduction:
         q = self._projected(self.main, i - 1, query, weights.W_Q)
         keys, values = ([self._projected(stream, at, k, W) for k in seen] for W in (weights.W_K, weights.W_V))
         found = head([self._sum([(q[j], b) for j, b in key.items() if j in q]) for key in keys], values)
-        return finer(found, q, keys, num_tokens) if self.dtype == "float32" else found
+        self.heads_met.add((i, h))
+        if self.dtype == "float32":
+            found = finer(found, q, keys, num_tokens)
+        if self.program.has_silent_keys:
+            found = replace(found, depth=UNLIMITED, silent=num_tokens - len(seen))
+        return found
 
     def _read_out(self, output: Form, place: tuple[int, int, int], value: dict[int, Form], keys: int) -> Form:
         """Return the value of one key as it enters the output. The products of weights and values may underflow."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
-from flint import fmpq
+from flint import arb, fmpq
 
 from attnc_checker.files import BadFile, Refused, Tensor, are_sizes, require
 
@@ -116,6 +116,11 @@ class Stream(NamedTuple):
 
 class Program:
     """The main stream, the memory, and the names by which a certificate refers to channels of the main stream."""
+
+    flush: arb = arb(0)
+    """The largest error, in any entry that a map reads, of engines that scale entries before they read them."""
+    has_silent_keys = False
+    """Whether keys that a mask hides are not hidden, but silent: engines add up their weights, which are negligible."""
 
     def __init__(self, structure: Any, tensors: dict[str, Tensor], d: int) -> None:
         """Read and check `structure`, which is JSON from a file."""

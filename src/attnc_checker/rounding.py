@@ -78,12 +78,13 @@ class Arithmetic:
         found = self.sums(near, n, mass, far, size, average.min(size))
         if depth < keys:
             found = found.min(self.sums(depth + 1, n, arb(0), arb(0), size, average.min(size)))
-        return found + 4 * keys * self.lost * largest
+        return found + 4 * (keys + head.silent) * self.lost * largest
 
     def at_most(self, head: Head, o: int, size: arb) -> arb:
         """Bound the same error for any weights, with |v_k| ≤ size."""
         none, keys = arb(0), head.num_keys
-        return self.sums(keys, head.values[o].n, none, none, size, size) + 4 * keys * self.lost * size
+        lost = 4 * (keys + head.silent) * self.lost * size
+        return self.sums(keys, head.values[o].n, none, none, size, size) + lost
 
     def sums(self, near: int, n: int, mass: arb, far: arb, size: arb, average: arb) -> arb:
         """Bound the same error for weights that are not lost, with any choice of the near keys.

@@ -174,12 +174,12 @@ def _finite_float(text: str) -> float:
     return value
 
 
-def pack_tensors(tensors: Mapping[str, np.ndarray]) -> bytes:
+def pack_tensors(tensors: Mapping[str, np.ndarray], metadata: dict[str, str] | None = None) -> bytes:
     """Return the bytes of a safetensors file. The same tensors give the same bytes, whatever their order."""
     from safetensors.numpy import save
 
     # save() copies raw memory, so a transposed array would be stored in the wrong order
-    packed = save({name: np.asarray(tensors[name], order="C") for name in sorted(tensors)})
+    packed = save({name: np.asarray(tensors[name], order="C") for name in sorted(tensors)}, metadata)
     header = int.from_bytes(packed[:8], "little")
     if header > MAX_HEADER_BYTES:
         raise FileError(

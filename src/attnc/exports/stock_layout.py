@@ -55,6 +55,10 @@ LEAST_PINNED = 16
 """Least m: with it the mean square of the widest model is 2^20, and 1e-6 is below a 2^24th of its rounding."""
 MOST_PINNED = 50
 """Largest m: M² and its sums are far from overflow."""
+LEAST_ENTRY = 2.0**-60
+"""Smaller entries of embeddings are stored as 0, far below rounding: they could underflow in a norm."""
+MOST_BYTES = 2**28
+"""The most bytes of tensors that the checker reads."""
 QUERY, PAD = "<query>", "<pad>"
 
 
@@ -356,6 +360,7 @@ def lay_out(network: StockNetwork) -> Checkpoint:
             f"a head has {needed - 1:,} inputs or {needed:,} outputs, and a stock checkpoint has at most "
             f"{D_HEADS[-1] - 1}: export a function of fewer variables or outputs"
         )
+    _require_small(network, width, d_head)
     layers, slots, places = network.num_layers, network.num_slots, dict[str, tuple[int, int]]()
     words = (
         *(f"<key{k}>" for k in range(network.prefix)),
@@ -413,6 +418,7 @@ def lay_out(network: StockNetwork) -> Checkpoint:
             f"the numbers of the network are too large for the norms of a stock checkpoint: channels of up to "
             f"{largest.max():.3g}, and about 1e7 at most. Scale the function."
         )
+    E[np.abs(E) < LEAST_ENTRY] = 0.0
     E[: pad + 1, columns[PINNED]] = 2.0**pinned
     with np.errstate(over="ignore", under="ignore"):
         cast = [array.astype(np.float32) for array in (E, W_Q, W_K, W_V, W_O)]
@@ -435,6 +441,15 @@ def _require_fit(network: StockNetwork) -> None:
         )
     if network.num_layers > MOST_LAYERS:
         raise InputError(f"the network has {network.num_layers} layers, and a stock checkpoint at most {MOST_LAYERS}")
+
+
+def _require_small(network: StockNetwork, width: int, d_head: int) -> None:
+    numbers = network.num_layers * 4 * network.num_slots * d_head * width + (network.prefix + 2) * width
+    if 4 * numbers > MOST_BYTES:
+        raise InputError(
+            f"the checkpoint would take {4 * numbers:,} bytes, and `attnc verify` reads at most {MOST_BYTES:,}: export "
+            "an expression with fewer heads"
+        )
 
 
 def _power_above(size: float) -> float:

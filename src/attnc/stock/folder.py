@@ -39,7 +39,7 @@ print(f([{middle}]))"""
 def save_checkpoint(path: PathLike, checkpoint: Checkpoint, claim: Certificate, expression: str | None) -> None:
     """Write the folder, whole or not at all."""
     box = checkpoint.network.box
-    weights = pack_tensors(checkpoint.tensors())
+    weights = pack_tensors(checkpoint.tensors(), {"format": "pt"})
     stated = {"format": FORMAT, "expression": expression, "box": box.as_json(), **checkpoint.names()}
     certificate = {**claim.to_json(expression, box), "weights_sha256": hashlib.sha256(weights).hexdigest()}
     files = {

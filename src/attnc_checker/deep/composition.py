@@ -103,7 +103,7 @@ class _Walk:
         self.halved = itertools.count()  # counts the parts of the box that are halved
         self._compose()
         sizes: Terms = {i: arb(max(abs(lo), abs(hi))) for i, (lo, hi) in enumerate(claim.ends)}
-        errors = {i: arithmetic.cast_error(size) for i, size in sizes.items()}
+        errors = {i: arithmetic.cast_error(size) + reduction.program.flush for i, size in sizes.items()}
         reduction.reach.update({i: size + errors[i] for i, size in sizes.items()})
         self.sizes: Terms = {CONSTANT: arb(1), **sizes}
         self.errors: Terms = {CONSTANT: arb(0), **errors}
@@ -203,7 +203,7 @@ class _Walk:
         size = (exact_size + unit.off).max(arb(claim.carrier_size or 0))
         unit_terms, reach = None if claim.carrier is None else unit.terms, self.reduction.reach
         line, unsure, fixed = along(stage, t.terms, unit_terms, reach, size, claim.name)
-        unsure += claim.noise or 0
+        unsure += self.reduction.program.flush + arb(claim.noise or 0)
         pieces, own = Pieces(claim, low, high, t.off, bool(self.axes)), size * claim.bound + unsure
         deviations = Deviations(claim, size, size / span(unit.terms, reach), fixed, unsure)
         self.links.append(Link(place, argument, t, pieces, carrier, unit, deviations))

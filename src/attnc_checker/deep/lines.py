@@ -142,6 +142,7 @@ def joined(one: Line, other: Line) -> Line:
         counts = (max(a.n, b.n), max(a.depth, b.depth), max(a.addends, b.addends))
         query, values = tuple(map(largest, a.query, b.query)), {0: wider(a.values[0], b.values[0])}
         own, farthest = largest(a.own, b.own), a.farthest.max(b.farthest)
-        heads.append(Head(wider(a.scores, b.scores), values, own, slack, *counts, query, a.parts, farthest))
+        silent = max(a.silent, b.silent)
+        heads.append(Head(wider(a.scores, b.scores), values, own, slack, *counts, query, a.parts, farthest, silent))
     affine = [*map(wider, one.stage.affine, other.stage.affine)]
     return replace(one, stage=Stage(heads, affine, [T]))
