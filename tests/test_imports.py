@@ -29,6 +29,7 @@ LEVELS = (
     {"incontext"},
     {"model_card"},
     {"plots", "stock"},
+    {"groundtruth"},
     {"network"},
     {"loading", "planning", "refusing", "certifying"},
     {"compiling"},

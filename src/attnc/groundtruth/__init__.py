@@ -1,1 +1,5 @@
 """Ground truth for interpretability: stock checkpoints whose circuits and causal variables are known, and a scorer."""
+
+from attnc.groundtruth.making import make
+
+__all__ = ["make"]

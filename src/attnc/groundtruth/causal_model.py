@@ -62,7 +62,12 @@ class CausalModel:
 
     @classmethod
     def of(
-        cls, heads: Sequence[HeadProof], output: str, variables: Sequence[str], errors: Mapping[str, float]
+        cls,
+        heads: Sequence[HeadProof],
+        output: str,
+        variables: Sequence[str],
+        errors: Mapping[str, float],
+        output_error: float,
     ) -> CausalModel:
         """Read the model from the stages of a certificate. `errors` are by the names of heads."""
         found = []
@@ -70,7 +75,7 @@ class CausalModel:
             function = Expression.parse(head.function).with_variables(("t",))
             argument = Expression.parse(head.argument)
             found.append(CausalVariable(head.name, function, argument, head.interval, errors[head.name]))
-        return cls(tuple(variables), tuple(found), Expression.parse(output))
+        return cls(tuple(variables), tuple(found), Expression.parse(output), output_error)
 
     @property
     def parents_of_output(self) -> tuple[str, ...]:

@@ -47,6 +47,14 @@ class Original:
     def heads(self) -> tuple[HeadProof, ...]:
         return stages(self.proof).heads
 
+    def noise(self, structure: Model, stored: Model) -> dict[str, float]:
+        """Bound the noise of all channels of a stored model."""
+        return self.deviations(structure, stored).noise
+
+    def deviations(self, structure: Model, stored: Model) -> Deviations:
+        plain = Model.plain(self.checkpoint)
+        return deviations(plain, structure, stored, self.checkpoint, self.query_intervals())
+
     def query_intervals(self) -> dict[str, tuple[float, float]]:
         """Return the interval of the query component of every head, from the proven interval of its argument."""
         channels = {head.channel: head for head in self.heads}
@@ -100,8 +108,7 @@ def _proof(
 
 def certify(original: Original, structure: Model, stored: Model) -> tuple[Proof, Deviations]:
     """Prove a bound of |f − checkpoint|, as transformers computes it in float32 with eager attention."""
-    intervals = original.query_intervals()
-    found = deviations(Model.plain(original.checkpoint), structure, stored, original.checkpoint, intervals)
+    found = original.deviations(structure, stored)
     proof = _proof(original.target, original.checkpoint, original.derivation, found.noise, found.output)
     _require_covered(original, proof)
     return proof, found

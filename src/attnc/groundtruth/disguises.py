@@ -2,12 +2,12 @@
 
 A disguise changes the numbers and never the function, up to an error that is proved afterwards from the numbers alone
 (`deviations`). Structural disguises act on heads and channels, in the plain basis:
-    split        a head becomes two with the same scores, whose random values add up to those of the head; heads, prefix
-                 tokens and words are permuted
+    split        a head becomes two with the same scores, whose random values add up to those of the head
     decoys       pairs of heads with equal scores, equal values and opposite outputs: each writes a lot, and both together
                  nothing
     superposed   a channel that heads write shares its direction with a channel of keys that no later head reads. On the
                  prefix tokens the direction holds the key, on query tokens the result
+In all of them heads, prefix tokens and words are permuted.
 Then the basis is changed, stream = B·channels: `rotated` by a random orthogonal B, `skewed` by one with singular values
 in [1/2, 2], whose reads are those of the dual basis. The pinned channel stays. The query-key and value-output spaces of
 every head are changed in the same way. `noisy` adds noise to all weights and embeddings.
@@ -300,7 +300,7 @@ class _Editing:
 
 
 def split_heads(model: Model, rng: np.random.Generator) -> Model:
-    """Split heads in two, as long as there are dimensions for their values, and permute heads, keys and words."""
+    """Split heads in two, as long as there are dimensions for their values."""
     editing = _Editing(model)
     places = [(i, h) for i, roles in enumerate(model.roles) for h, role in enumerate(roles) if role.kind == PART]
     for number in rng.permutation(len(places)).tolist():
@@ -324,7 +324,7 @@ def split_heads(model: Model, rng: np.random.Generator) -> Model:
                 editing.heads[i][h] = head
             else:
                 editing.add(i, head, role)
-    return permuted(editing.done(), rng)
+    return editing.done()
 
 
 def permuted(model: Model, rng: np.random.Generator) -> Model:
@@ -430,7 +430,7 @@ def superpose(model: Model, rng: np.random.Generator) -> Model:
     return replace(model, layers=tuple(layers), embedding=embedding, dimensions=dimensions)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Disguise:
     """What a disguise changes: the heads and channels, then the basis, then every number by noise."""
 
@@ -439,8 +439,10 @@ class Disguise:
     has_noise: bool = False
 
     def restructured(self, model: Model, names: Sequence[str], rng: np.random.Generator) -> Model:
-        """Return a model with other heads and channels, in the plain basis."""
-        return model if self.structure is None else self.structure(model, names, rng)
+        """Return a model with other heads and channels, in the plain basis, in random order."""
+        if self == Disguise():
+            return model
+        return permuted(model if self.structure is None else self.structure(model, names, rng), rng)
 
     def stored(self, model: Model, noise: float, rng: np.random.Generator) -> Model:
         """Return the restructured model in its new basis, with noise if there is any, as it is stored."""
@@ -449,7 +451,7 @@ class Disguise:
 
 
 def _all_structures(model: Model, names: Sequence[str], rng: np.random.Generator) -> Model:
-    return permuted(superpose(add_decoys(split_heads(model, rng), names, rng), rng), rng)
+    return superpose(add_decoys(split_heads(model, rng), names, rng), rng)
 
 
 PLAIN = "plain"
@@ -459,7 +461,7 @@ DISGUISES: Mapping[str, Disguise] = {
     "skewed": Disguise(matrix=stretched),
     "superposed": Disguise(lambda model, names, rng: superpose(model, rng)),
     "split": Disguise(lambda model, names, rng: split_heads(model, rng)),
-    "decoys": Disguise(lambda model, names, rng: permuted(add_decoys(model, names, rng), rng)),
+    "decoys": Disguise(add_decoys),
     "noisy": Disguise(has_noise=True),
     "combined": Disguise(_all_structures, stretched, has_noise=True),
 }
