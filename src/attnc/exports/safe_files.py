@@ -318,6 +318,8 @@ class FolderKind:
 
     def why_not_replace(self, path: str) -> str | None:
         """Return why a folder may not be replaced, or None if it may."""
+        if self.has_folders:
+            return "a folder that exists already"
         try:
             with os.scandir(path) as entries:
                 is_own = {e.name: self.is_part(e.name) and not e.is_dir(follow_symlinks=False) for e in entries}

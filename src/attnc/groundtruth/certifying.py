@@ -20,10 +20,9 @@ from attnc.targets.expressions.expression import Expression
 from attnc.targets.parts.part import Derivation
 from attnc.targets.target import Target
 
-
 LARGEST_VALUE = 1.5
-"""Largest values of keys, relative to the function. In other bases the rounding of scores is larger, and it is multiplied
-by the distances of values."""
+"""Largest values of keys, relative to the function. In other bases the rounding of scores is larger, and it is
+multiplied by the distances of values."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +59,9 @@ class Original:
         channels = {head.channel: head for head in self.heads}
         names = {head.name: head.channel for head in self.heads}
         names |= {name: input_channel(name) for name in self.target.box.names}
-        return {head.name: _query_interval(head, channels[head.writes[0]], names) for head in self.checkpoint.network.heads}
+        return {
+            head.name: _query_interval(head, channels[head.writes[0]], names) for head in self.checkpoint.network.heads
+        }
 
 
 def stages(proof: Proof) -> Stages:
@@ -75,7 +76,10 @@ def _query_interval(head: StockHead, proof: HeadProof, names: Mapping[str, str])
     (query,) = head.queries
     variables = argument.variables
     at_zero = float(argument(np.zeros((1, len(variables))))[0, 0])
-    slopes = {names[name]: float(argument(row[None])[0, 0]) - at_zero for name, row in zip(variables, np.eye(len(variables)), strict=True)}
+    slopes = {
+        names[name]: float(argument(row[None])[0, 0]) - at_zero
+        for name, row in zip(variables, np.eye(len(variables)), strict=True)
+    }
     largest = max(slopes, key=lambda name: abs(slopes[name]))
     scale = query[largest] / slopes[largest]
     shift = query.get("one", 0.0) - scale * at_zero
@@ -86,9 +90,9 @@ def _query_interval(head: StockHead, proof: HeadProof, names: Mapping[str, str])
 def with_equal_keys(network: StockNetwork) -> StockNetwork:
     """Return the same network, with as many keys in every head as there are tokens in the prefix.
 
-    A key is repeated n times, with log n less in its offset, so that the weights of the copies add up to its weight. Then
-    no token of the prefix is silent: the large numbers that silence it would round the keys of other heads in a basis in
-    which channels are mixed.
+    A key is repeated n times, with log n less in its offset, so that the weights of the copies add up to its weight.
+    Then no token of the prefix is silent. The large numbers that silence a token would make the rounding of the keys of
+    other heads large, in a basis in which channels are mixed.
     """
     heads = []
     for head in network.heads:

@@ -1,8 +1,8 @@
 """How far the channels of a checkpoint, as transformers computes it in float32, are from those of its program.
 
-The checkpoint has streams ŝ = B·(z + e) + r: z is the state of the program in channels, e the errors of results, which
-the certificate follows from head to head, and r is all else, with |r|₂ ≤ drift. It is the rounding of embeddings, output
-projections and residuals, and what heads write into channels that are not theirs. For every head this module bounds
+The checkpoint has streams ŝ = B·(z + e + l) + r. Here z is the state of the program in channels, and e are the errors
+of results, which the certificate follows from head to head. The leaks l are what heads write into channels that are not
+theirs, and r, the drift, is the rounding of embeddings, output projections and residuals. For every head this bounds
 
     noise ≥ |what the parts of the head write into its channel − Σ_k softmax_k(a_k·q + c_k)·v_k|
 
@@ -60,7 +60,7 @@ Any cells are sound."""
 
 @dataclass(frozen=True)
 class Deviations:
-    """The noise of every channel that heads write, the error of the output, and the exponent m of the pinned channel."""
+    """The noise of every channel that heads write, the error of the output, and m: the pinned channel holds 2^m."""
 
     noise: dict[str, float]
     output: float
@@ -201,7 +201,9 @@ class _Bounding:
             wanted[self.structure.dimensions[name]] = c * self._scale(name)
         found = np.abs(read @ self.B) + SLACK * np.abs(read) @ self.abs_B
         off = np.abs(read @ self.B - wanted) + SLACK * np.abs(read) @ self.abs_B
-        rounding = gamma(max(1, np.count_nonzero(read)), U) * self._product_size(read[None], self.query_sizes, self.query_length)
+        rounding = gamma(max(1, int(np.count_nonzero(read))), U) * self._product_size(
+            read[None], self.query_sizes, self.query_length
+        )
         total = off @ self.reach + found @ self.leaked + rounding[0] + np.abs(read) @ self.drift
         return _up(float(total))
 
@@ -293,7 +295,7 @@ class _Bounding:
         return self._of_model(self.structure, i, h, middle - half, middle + half)
 
     def _of_model(self, model: Model, i: int, h: int, lo: float, hi: float) -> tuple[_Line, np.ndarray]:
-        """Read a head with one query component off a model in the plain basis: its second component is the constant 1."""
+        """Read a head off a model in the plain basis. Its query has one component, and the constant 1 as a second."""
         of, order = model.layers[i], self.stored.keys if model is self.plain else range(len(model.prefix))
         tokens = model.embedding[list(model.prefix)][list(order)]
         K, W_Q = tokens @ of.W_K[h].T, of.W_Q[h] / math.sqrt(of.d_head)
@@ -370,7 +372,7 @@ class _Part:
         return weights_error(line, values, eta, shift + theta * line.reach, theta)
 
     def errors(self, line: _Line, forms: Float[np.ndarray, "prefix width"]) -> Float[np.ndarray, " width"]:
-        """Bound the same for what the head writes into every dimension. Small columns may change by all of themselves."""
+        """Bound the same for what the head writes into every dimension. Small columns may change altogether."""
         sizes = np.abs(self.values).max(axis=0)
         is_large = sizes > SMALL_COLUMN * sizes.max()
         found = [self.error(line, forms, self.values[:, c]) if is_large[c] else 2 * sizes[c] for c in range(len(sizes))]

@@ -3,8 +3,8 @@
 A disguise changes the numbers and never the function, up to an error that is proved afterwards from the numbers alone
 (`deviations`). Structural disguises act on heads and channels, in the plain basis:
     split        a head becomes two with the same scores, whose random values add up to those of the head
-    decoys       pairs of heads with equal scores, equal values and opposite outputs: each writes a lot, and both together
-                 nothing
+    decoys       pairs of heads with equal scores, equal values and opposite outputs: each writes a lot, and both
+                 together nothing
     superposed   a channel that heads write shares its direction with a channel of keys that no later head reads. On the
                  prefix tokens the direction holds the key, on query tokens the result
 In all of them heads, prefix tokens and words are permuted.
@@ -28,13 +28,14 @@ from attnc.numerics.arrays import Float
 PART, DECOY, UNUSED = "circuit", "decoy", "unused"
 """The roles of heads: a part of the circuit, one of a pair that cancels, or a slot whose weights are zero or noise."""
 READER, LEAST_SCALE = 64.0, 2.0**-5
-"""Where channels are mixed, channels of slopes and values are made smaller by a factor between LEAST_SCALE and 1, so that
-the weights that read them are about READER, half of those that read the offsets of silent tokens."""
+"""Where channels are mixed, channels of slopes and values are made smaller by a factor between LEAST_SCALE and 1, so
+that the weights that read them are about READER, half of those that read the offsets of silent tokens."""
 RESULT_SCALE = 2.0**-2
-"""Factor on channels that heads write, where channels are mixed: prefix tokens carry averages of values there, which no head reads."""
+"""Factor on channels that heads write, where channels are mixed: prefix tokens carry averages of values there,
+which no head reads."""
 LARGEST_STRETCH = 2.0**0.5
-"""Largest singular value of a skewed basis, and the inverse of the smallest one. The rounding of projections, and so the
-proven bound, grows with its square."""
+"""Largest singular value of a skewed basis, and the inverse of the smallest one. The rounding of projections, and so
+the proven bound, grows with its square."""
 LEAST_WIDTH = 64
 """Least width of a model, so that there are dimensions for the values of split heads and decoys. It is a power of 4."""
 DECOY_SIZE = 0.5
@@ -133,9 +134,7 @@ class Model:
 
     def cast(self) -> Model:
         """Return the model with the float32 numbers that are stored."""
-        layers = tuple(
-            AttentionWeights(*(_cast(W) for W in (of.W_Q, of.W_K, of.W_V, of.W_O))) for of in self.layers
-        )
+        layers = tuple(AttentionWeights(*(_cast(W) for W in (of.W_Q, of.W_K, of.W_V, of.W_O))) for of in self.layers)
         return replace(self, layers=layers, embedding=_cast(self.embedding))
 
     def running(self, names: Sequence[str]) -> RunningModel:
@@ -152,7 +151,10 @@ def _widened(checkpoint: Checkpoint) -> Checkpoint:
     if more <= 0:
         return checkpoint
     W_Q, W_K, W_V = (np.pad(W, ((0, 0), (0, more), (0, 0))) for W in (checkpoint.W_Q, checkpoint.W_K, checkpoint.W_V))
-    W_O, embedding = np.pad(checkpoint.W_O, ((0, 0), (0, 0), (0, more))), np.pad(checkpoint.embedding, ((0, 0), (0, more)))
+    W_O, embedding = (
+        np.pad(checkpoint.W_O, ((0, 0), (0, 0), (0, more))),
+        np.pad(checkpoint.embedding, ((0, 0), (0, more))),
+    )
     return replace(checkpoint, embedding=embedding, W_Q=W_Q, W_K=W_K, W_V=W_V, W_O=W_O)
 
 
@@ -178,8 +180,8 @@ Matrix = Callable[[int, np.random.Generator], np.ndarray]
 def change_basis(model: Model, matrix: Matrix, rng: np.random.Generator) -> Model:
     """Change the basis of the stream, but for the pinned channel, and that of every head.
 
-    Channels of slopes and values are first made smaller, and their readers larger: where channels are mixed, the rounding
-    of a key grows with the length of its whole token.
+    Channels of slopes and values are first made smaller, and their readers larger: where channels are mixed, the
+    rounding of a key grows with the length of its whole token.
     """
     others = [i for i in range(model.width) if i != model.pinned]
     B = np.eye(model.width)
@@ -203,7 +205,7 @@ def change_basis(model: Model, matrix: Matrix, rng: np.random.Generator) -> Mode
 def _scales(model: Model) -> Float[np.ndarray, " width"]:
     """Return factors on dimensions that make tokens short, and the weights that read keys and values about equal."""
     on_query = model.embedding[[model.query, model.pad, *model.variables]].any(axis=0)
-    written = np.any([of.W_O.any(axis=(0, 2)) for of in model.layers], axis=0)
+    written = np.stack([of.W_O.any(axis=(0, 2)) for of in model.layers]).any(axis=0)
     readers = np.max([np.abs(W).max(axis=(0, 1)) for of in model.layers for W in (of.W_K, of.W_V)], axis=0)
     scales = 2.0 ** np.round(np.log2(np.clip(readers / READER, LEAST_SCALE, 1.0)))
     scales = np.where(written, np.where(readers > 0, np.sqrt(RESULT_SCALE * scales), RESULT_SCALE), scales)
@@ -384,7 +386,7 @@ def add_decoys(model: Model, names: Sequence[str], rng: np.random.Generator) -> 
 
 def _results(model: Model) -> list[str]:
     """The channels that heads write."""
-    written = np.any([of.W_O.any(axis=(0, 2)) for of in model.layers], axis=0)
+    written = np.stack([of.W_O.any(axis=(0, 2)) for of in model.layers]).any(axis=0)
     return [name for name, dimension in model.dimensions.items() if written[dimension]]
 
 
@@ -396,14 +398,16 @@ def _writer(model: Model, name: str) -> int:
 def superpose(model: Model, rng: np.random.Generator) -> Model:
     """Let channels that heads write share a dimension with channels of keys that are not read any more.
 
-    A result that layer b writes may share with a key that layers up to a ≤ b read, if query tokens do not carry the key:
-    until it is written, the dimension of the result is 0 on query tokens, and no key reads it afterwards.
+    A result that layer b writes may share with a key that layers up to a ≤ b read, if query tokens do not carry the
+    key: until it is written, the dimension of the result is 0 on query tokens, and no key reads it afterwards.
     """
     results = _results(model)
-    in_prefix = model.embedding[list(model.prefix)].any(axis=0)
-    on_query = model.embedding[[model.query, model.pad, *model.variables]].any(axis=0)
+    in_prefix: np.ndarray = model.embedding[list(model.prefix)].any(axis=0)
+    on_query: np.ndarray = model.embedding[[model.query, model.pad, *model.variables]].any(axis=0)
     readers = {
-        name: max((i for i, of in enumerate(model.layers) if (of.W_K[..., d].any() or of.W_V[..., d].any())), default=-1)
+        name: max(
+            (i for i, of in enumerate(model.layers) if (of.W_K[..., d].any() or of.W_V[..., d].any())), default=-1
+        )
         for name, d in model.dimensions.items()
     }
     keys = [

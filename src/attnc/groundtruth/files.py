@@ -85,7 +85,9 @@ def read_index(folder: PathLike) -> list[str]:
     path = os.path.join(os.fspath(folder), INDEX)
     data = read_json(path)
     if data.get("format") != INDEX_FORMAT:
-        raise FileError(f"{path!r} is not a benchmark of format {INDEX_FORMAT!r}: its format is {data.get('format')!r:.60}")
+        raise FileError(
+            f"{path!r} is not a benchmark of format {INDEX_FORMAT!r}: its format is {data.get('format')!r:.60}"
+        )
     return [_plain_name(a_text(name, "models")) for name in a_list(data.get("models"), "models")]
 
 
@@ -148,7 +150,9 @@ def read_answers(path: PathLike, tasks: Mapping[str, Task]) -> tuple[str, dict[s
     """
     data = read_json(path)
     if data.get("format") != ANSWERS_FORMAT:
-        raise FileError(f"{os.fspath(path)!r}: its format is {data.get('format')!r:.60}, and {ANSWERS_FORMAT!r} is read here")
+        raise FileError(
+            f"{os.fspath(path)!r}: its format is {data.get('format')!r:.60}, and {ANSWERS_FORMAT!r} is read here"
+        )
     answers = _object(data.get("answers"), "answers")
     found = {}
     for name, entry in answers.items():
@@ -173,7 +177,9 @@ def _answer(entry: Any, where: str, task: Task) -> Answer:
     if len(edges) > MOST_EDGES or len(set(edges)) != len(edges):
         raise InputError(f"{where}.edges: an edge is listed twice, or there are more than {MOST_EDGES:,}")
     if scores and len(scores) != len(edges):
-        raise InputError(f"{where}.edges: {len(scores)} of {len(edges)} edges have a score. Give all of them one, or none.")
+        raise InputError(
+            f"{where}.edges: {len(scores)} of {len(edges)} edges have a score. Give all of them one, or none."
+        )
     known = {variable["id"] for variable in task.causal_variables}
     variables = {}
     for name, place in _object(stated.get("variables", {}), f"{where}.variables").items():
@@ -187,7 +193,9 @@ def _subspace(entry: Any, where: str, model: RunningModel) -> Subspace:
     stated = _object(entry, where, ("after_layer", "directions"), ("readers",))
     layer = stated["after_layer"]
     if type(layer) is not int or not -1 <= layer < len(model.layers):
-        raise InputError(f"{where}.after_layer: expected a whole number from -1 to {len(model.layers) - 1}, found {layer!r:.40}")
+        raise InputError(
+            f"{where}.after_layer: expected a whole number from -1 to {len(model.layers) - 1}, found {layer!r:.40}"
+        )
     rows = [_rows(stated[name], f"{where}.{name}", model.width) for name in ("directions", "readers") if name in stated]
     if len(rows) == 2 and len(rows[0]) != len(rows[1]):
         raise InputError(f"{where}: {len(rows[0])} directions and {len(rows[1])} readers")
@@ -216,4 +224,3 @@ def _number(value: Any, where: str) -> float:
     if type(value) not in (int, float):
         raise InputError(f"{where}: expected a number, found {value!r:.40}")
     return float(value)
-

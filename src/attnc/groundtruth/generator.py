@@ -15,8 +15,8 @@ SMOOTH = ("sin", "cos", "tanh", "sigmoid", "atan")
 """Smooth functions whose heads have few keys on the ranges of arguments used here."""
 KINKED = ("relu", "abs")
 WIDEST_ARGUMENT = 3.0
-"""Largest absolute value of the argument of a function. Most of the functions bend within it, and one head computes each
-of them with at most about 20 keys."""
+"""Largest absolute value of the argument of a function. Most of the functions bend within it, and one head computes
+each of them with at most about 20 keys."""
 WIDEST_KINK = 1.0
 """The same for relu and abs. Their heads have steep scores, and the rounding of scores grows with the argument."""
 WEIGHTS = (0.5, 0.75, 1.0, 1.25, 1.5)

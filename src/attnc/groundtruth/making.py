@@ -11,13 +11,12 @@ import numpy as np
 
 from attnc.constructions.built import Progress
 from attnc.errors import AttncError, BoundNotMet, InputError, whole_number
-from attnc.exports.directory import json_bytes, network_files, utf8
+from attnc.exports.directory import json_bytes, network_files
 from attnc.exports.safe_files import CONFIG, PathLike, pack_tensors, why_not_writable, write_whole
-from attnc.exports.stock_layout import CONTEXT
 from attnc.groundtruth.causal_model import CausalModel
 from attnc.groundtruth.certifying import Original, certify, stages
 from attnc.groundtruth.deviations import Deviations
-from attnc.groundtruth.disguises import DISGUISES, PART, PLAIN, Model
+from attnc.groundtruth.disguises import DISGUISES, PART, Model
 from attnc.groundtruth.files import (
     ANSWERS,
     BENCHMARK,
@@ -40,14 +39,14 @@ from attnc.numerics.threads import one_thread
 from attnc.proofs.certificate import Certificate
 from attnc.proofs.proof import Proof
 from attnc.stock.exporting import ASSUMPTIONS, DTYPE
+from attnc.targets.box import Box
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.expression import Expression
-from attnc.targets.box import Box
 
 MOST_MODELS = 10_000
 """Most expressions of a benchmark. One takes about 3 s and 3 MB."""
 MOST_SEED = 2**128
-"""Seeds are below this. Whoever knows the seed can make the answers, so a secret seed should be drawn from all of them."""
+"""Seeds are below this. Whoever knows the seed can make the answers, so it should be drawn from all of these."""
 EPS: Mapping[str, float] = {"sums": 1e-3, "products": 1e-3, "nested": 1e-3, "kinked": 0.02, "deep": 0.02}
 """The eps of fits by level. Kinks need steep scores, whose rounding in a mixed basis grows like 1/eps."""
 LARGEST_BOUND = 0.05
@@ -56,7 +55,8 @@ again: the effects of interventions would be hard to tell from the tolerance."""
 MOST_DRAWS = 40
 """Most expressions that are drawn for one place. Of 100, 60 are kept."""
 NOISE_SIZES = (2.0**-20, 2.0**-22, 2.0**-24)
-"""Sizes of noise, relative to weights. The largest one is taken with which no noise of a channel is more than doubled."""
+"""Sizes of noise, relative to weights. The largest one is taken that does not more than double the noise of
+channels."""
 PAIRS, HELD_OUT = 24, 48
 """Numbers of pairs of clean and corrupted inputs: public ones, and those that the scorer uses."""
 MOST_PAIRS_DRAWN = 4000
@@ -160,7 +160,9 @@ def make(
     whole_number("seed", seed, 0, MOST_SEED - 1)
     wanted = list(DISGUISES) if disguises is None else list(disguises)
     if not wanted or len(set(wanted)) != len(wanted) or any(name not in DISGUISES for name in wanted):
-        raise InputError(f"disguises are some of {', '.join(DISGUISES)}, each once; found {', '.join(wanted) or 'none'}")
+        raise InputError(
+            f"disguises are some of {', '.join(DISGUISES)}, each once; found {', '.join(wanted) or 'none'}"
+        )
     if reason := why_not_writable(out, BENCHMARK):
         raise InputError(f"cannot make a benchmark: {reason}")
     variants = []
@@ -214,7 +216,9 @@ def _variants(example: Example, seed: int, number: int, draw: int, disguises: Se
         disguise, rng = DISGUISES[name], _rng(seed, number, draw, name)
         structure, state = disguise.restructured(plain, names, rng), rng.bit_generator.state
         sizes = NOISE_SIZES if disguise.has_noise else NOISE_SIZES[:1]
-        quiet = max(original.noise(structure, disguise.stored(structure, 0.0, rng)).values()) if disguise.has_noise else 0
+        quiet = (
+            max(original.noise(structure, disguise.stored(structure, 0.0, rng)).values()) if disguise.has_noise else 0
+        )
         for size in sizes:
             rng.bit_generator.state = state
             stored = disguise.stored(structure, size, rng)
@@ -305,7 +309,7 @@ def _task(name: str, variant: Variant) -> dict[str, Any]:
 
 
 def _truth(name: str, variant: Variant) -> dict[str, Any]:
-    example, causal = variant.example, variant.pairs.model
+    causal = variant.pairs.model
     writers, heads = _writers(variant), []
     for i, roles in enumerate(variant.stored.roles):
         for h, role in enumerate(roles):
@@ -313,7 +317,7 @@ def _truth(name: str, variant: Variant) -> dict[str, Any]:
             heads.append({"name": head_name(i, h), "role": role.kind, "channel": writes})
     channels = []
     for channel in causal.channels:
-        written_by = [head["name"] for head in heads if head["channel"] == channel.name]
+        written_by = [str(head["name"]) for head in heads if head["channel"] == channel.name]
         channels.append(
             {
                 "id": channel.name,
@@ -399,7 +403,6 @@ def _certificate(variant: Variant) -> dict[str, bytes]:
         "parameters": {},
         "command": None,
     }
-    card = f"# The program of a model of a benchmark\n\nIts certificate allows for the noise of the checkpoint. At most {CONTEXT:,} tokens.\n"
+    card = "# The program of a model of a benchmark\n\nIts certificate allows for the noise of the checkpoint.\n"
     certificates = {"certificate.json": claim.to_json(text, original.target.box)}
-    files = network_files(original.checkpoint.program().astype("float64"), config, certificates, card)
-    return {name: content if isinstance(content, bytes) else utf8(content, name) for name, content in files.items()}
+    return network_files(original.checkpoint.program().astype("float64"), config, certificates, card)

@@ -1,12 +1,12 @@
 """Three methods of interpretability, as readers of the benchmark: they see checkpoints and public pairs, no answers.
 
-    activation patching    a node of the corrupted run replaces that of the clean run, and the change of the output is its
-                           score. For edges: only what one head reads from one node is replaced (path patching). A causal
-                           variable is the main direction in which patching the stream moves it: the difference of streams
-                           that best predicts the difference of the variable
-    attribution patching   the same to first order: the difference of the nodes times the gradient of the output
-    linear probe           for causal variables: ridge regression of the values on streams. For circuits: edges are those
-                           whose source is read by a head along a direction that varies with the source
+activation patching    a node of the corrupted run replaces that of the clean run, and the change of the output is its
+                       score. For edges: only what one head reads from one node is replaced (path patching). A causal
+                       variable is the main direction in which patching the stream moves it: the difference of streams
+                       that best predicts the difference of the variable
+attribution patching   the same to first order: the difference of the nodes times the gradient of the output
+linear probe           for causal variables: ridge regression of the values on streams. For circuits: edges are those
+                       whose source is read by a head along a direction that varies with the source
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def activation_patching(task: Task) -> dict[str, Any]:
 
 
 def attribution_patching(task: Task) -> dict[str, Any]:
-    """Find edges by the gradient of the output times the difference of nodes, and variables by the gradient's direction."""
+    """Find edges and variables by the gradient of the output times the difference of nodes."""
     model, clean, other = task.model, task.model.run(task.clean), task.model.run(task.corrupted)
     total = np.abs(other.output - clean.output).mean()
     gradients = model.gradients(clean)
@@ -78,7 +78,7 @@ def linear_probe(task: Task) -> dict[str, Any]:
         moved = moved - moved.mean(axis=0)
         layer, head = _place(model, target)
         read = model.output[None] if target == OUTPUT else model.layers[layer].W_Q[head]
-        size = np.linalg.norm(read) * max(np.linalg.norm(moved), 1e-300)
+        size = float(np.linalg.norm(read)) * float(np.linalg.norm(moved))
         scores[source, target] = float(np.linalg.norm(moved @ read.T) / size) if size > 0 else 0.0
     return _answer(_pruned(scores, model, kept=10 * KEPT), variables)
 
@@ -138,7 +138,7 @@ def _pruned(scores: Mapping[Edge, float], model: RunningModel, kept: float = KEP
 
 
 def _best_direction(task: Task, each: Mapping[str, Any], clean: Trace, other: Trace) -> Subspace:
-    """Return the head whose patched output changes the model's output most like the variable does, and its direction."""
+    """Return the direction of the head that changes the output most like the variable if it is patched."""
     model, wanted = task.model, np.array(each["patched_output"])
     best: tuple[float, Subspace] | None = None
     for layer, of in enumerate(model.layers):

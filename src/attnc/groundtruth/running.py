@@ -199,9 +199,7 @@ class RunningModel:
             arriving = arriving + found[-1].sum(axis=0)
         return found[::-1]
 
-    def circuit_reading(
-        self, edges: Sequence[tuple[str, str]], corrupted: Mapping[str, np.ndarray]
-    ) -> Reading:
+    def circuit_reading(self, edges: Sequence[tuple[str, str]], corrupted: Mapping[str, np.ndarray]) -> Reading:
         """Return how heads read the stream if only these edges carry the present run.
 
         All other edges carry the outputs of nodes in the corrupted run.

@@ -4,10 +4,10 @@
                      unused heads are no part of the circuit. If edges have scores, their average precision as well
     faithfulness     1 − |y_circuit − y_clean| / |y_corrupted − y_clean|, both averaged over held-out pairs: submitted
                      edges carry the clean run, all others the corrupted run. At least 0
-    interchange      the share of held-out pairs where taking the coordinates of the submitted subspace from the corrupted
-                     run gives the exact effect, within its proven tolerance and CLOSE times the mean effect
-    overlap          trace(P·P′)/k for the orthogonal projections onto the submitted subspace, of k dimensions, and the true
-                     direction
+    interchange      the share of held-out pairs where taking the coordinates of the submitted subspace from the
+                     corrupted run gives the exact effect, within its proven tolerance and CLOSE times the mean effect
+    overlap          trace(P·P′)/k for the orthogonal projections onto the submitted subspace, of k dimensions, and the
+                     true direction
 A model or variable without an answer scores 0.
 """
 
@@ -37,8 +37,8 @@ from attnc.groundtruth.files import (
 from attnc.groundtruth.running import OUTPUT, Subspace
 
 CLOSE = 0.1
-"""Share of the mean effect by which an interchange may miss the exact effect, besides the proven tolerance. A probe that
-reads a channel up to 5 % of its range passes, and one that reads another channel does not."""
+"""Share of the mean effect by which an interchange may miss the exact effect, besides the proven tolerance. A probe
+that reads a channel up to 5 % of its range passes, and one that reads another channel does not."""
 MEASURES = (
     "edge_precision",
     "edge_recall",
@@ -124,7 +124,12 @@ def score(folder: PathLike, answers: PathLike) -> dict[str, Any]:
     rows = []
     for name, task in tasks.items():
         truth = read_truth(folder, task)
-        about = {"name": name, "level": truth.data["level"], "disguise": truth.data["disguise"], "answered": name in found}
+        about = {
+            "name": name,
+            "level": truth.data["level"],
+            "disguise": truth.data["disguise"],
+            "answered": name in found,
+        }
         rows.append(about | score_answer(task, truth, found.get(name, Answer((), None, {}))))
     summary = [_mean("all", "all", rows)]
     for kind in ("disguise", "level"):

@@ -106,8 +106,8 @@ def compose(
         Whether keys and values must be the same for every input, as in a stock checkpoint. Then products are computed
         from squares, and kinks by keys that are dense there. Every head writes numbers of a size of at most 1.
     max_value : float, optional
-        Largest ratio of the values of fitted keys to those of the function. With a smaller one, heads take more keys, and
-        errors of their weights have less effect.
+        Largest ratio of the values of fitted keys to those of the function. With a smaller one, heads take more keys,
+        and errors of their weights have less effect.
 
     Returns
     -------
