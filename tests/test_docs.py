@@ -26,6 +26,7 @@ BLOCK = re.compile(
 NEEDS = {
     "matplotlib": r"\.plot\(",
     "torch": r"to_torch|import torch",
+    "transformers": r"transformers",
     "jax": r"to_jax|import jax",
     "onnx": r"onnx",
     "onnxruntime": r"onnx",

@@ -11,7 +11,7 @@ from attnc.cli.commands import app
 from attnc.cli.options import Command, Group, Json, completed, one_of
 from attnc.cli.output import plain_table, print_json, print_parts, progress_bar, say
 
-DISGUISE_NAMES = ("plain", "rotated", "skewed", "superposed", "split", "decoys", "noisy", "combined")
+DISGUISE_NAMES = ("plain", "superposed", "split", "decoys", "noisy", "rotated", "skewed", "combined")
 """The names of all disguises. They are written here so that the help needs no import."""
 
 ground_truth = typer.Typer(

@@ -115,12 +115,14 @@ def certify(original: Original, structure: Model, stored: Model) -> tuple[Proof,
     found = original.deviations(structure, stored)
     proof = _proof(original.target, original.checkpoint, original.derivation, found.noise, found.output)
     _require_covered(original, proof)
+    if {head.channel: head.noise for head in stages(proof).heads} != found.noise:
+        raise ProgramError("the proof does not include the noise of all channels")
     return proof, found
 
 
 def _require_covered(original: Original, proof: Proof) -> None:
     """Raise ProgramError if noise moves an argument farther than the bounds of the noise allow."""
     for before, after in zip(original.heads, stages(proof).heads, strict=True):
-        room = INTERVAL_ROOM * (before.interval[1] - before.interval[0])
+        room = INTERVAL_ROOM / 2 * (before.interval[1] - before.interval[0])
         if not before.interval[0] - room < after.interval[0] <= after.interval[1] < before.interval[1] + room:
             raise ProgramError(f"the noise moves the argument of {before.channel} too far from its interval")

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from attnc.errors import ProgramError
-from attnc.exports.stock_layout import CONTEXT, ENERGY, LEAST_PINNED, ONE, Checkpoint, StockHead, input_channel
+from attnc.exports.stock_layout import CONTEXT, ENERGY, LEAST_PINNED, ONE, Checkpoint, StockHead
 from attnc.groundtruth.disguises import DECOY, PART, Model
 from attnc.groundtruth.running import AttentionWeights
 from attnc.ir.rounding import NEGLIGIBLE
@@ -52,6 +52,8 @@ INTERVAL_ROOM = 2.0**-4
 """The bounds hold for arguments up to this share of an interval beyond its ends."""
 SMALL_COLUMN = 1e-5
 """A head writes less than this share of its largest value into most dimensions: only rounding."""
+FLUSH = 2.0**-100
+"""A norm multiplies by a power of two and by its inverse: a number below 2^−149·2^m, m ≤ 48, may be lost."""
 MOST_CELLS = 8192
 FINE = 0.02
 """Cells are halved until no weight changes by more than a factor e^FINE from the centre, or until there are MOST_CELLS.
@@ -119,7 +121,6 @@ class _Bounding:
         self.plain, self.structure, self.stored, self.intervals = plain, structure, stored, intervals
         self.heads = {head.name: head for head in checkpoint.network.heads}
         self.box, self.n = checkpoint.network.box, stored.width
-        self.outputs = checkpoint.network.outputs[0]
         self.B, self.R = stored.basis, stored.dual
         self.abs_B = np.abs(self.B)
         F = np.abs(np.eye(self.n) - self.R @ self.B) + SLACK * np.abs(self.R) @ self.abs_B
@@ -132,7 +133,7 @@ class _Bounding:
         self._require_pinned()
         self.still = self.z[structure.query]  # the part of the state of query tokens that does not move
         self.moving, self.leaked, self.written = np.zeros((3, self.n))
-        self.drift, self.prefix_drift = np.zeros((2, self.n))
+        self.drift, self.prefix_drift = np.full((2, self.n), FLUSH)
         fed = np.abs(self.E[stored.query])
         self.drift += self._misplaced(stored.query, structure.query)
         for word, new, size in zip(structure.variables, stored.variables, self.box.magnitude, strict=True):
@@ -197,8 +198,9 @@ class _Bounding:
         """Bound the error of the output, at the exact state: its stored coefficients, its rounding, and the drift."""
         read = self.E[self.stored.output]
         wanted = np.zeros(self.n)
-        for name, c in self.outputs.items():
-            wanted[self.structure.dimensions[name]] = c * self._scale(name)
+        for name, dimension in self.plain.dimensions.items():
+            if c := self.plain.embedding[self.plain.output, dimension]:
+                wanted[self.structure.dimensions[name]] += c
         found = np.abs(read @ self.B) + SLACK * np.abs(read) @ self.abs_B
         off = np.abs(read @ self.B - wanted) + SLACK * np.abs(read) @ self.abs_B
         rounding = gamma(max(1, int(np.count_nonzero(read))), U) * self._product_size(
@@ -213,13 +215,6 @@ class _Bounding:
     ) -> Float[np.ndarray, " rows"]:
         """Bound Σ_j |W_ij s_j| for a stream of these sizes and of at most this length."""
         return np.minimum(np.abs(W) @ sizes, np.linalg.norm(W, axis=1) * length) * (1 + 2.0**-40)
-
-    def _scale(self, name: str) -> float:
-        """Return the number that a channel stands for when it holds 1."""
-        for word, variable in zip(self.structure.variables, self.box.names, strict=True):
-            if name == input_channel(variable):
-                return 1 / float(self.z[word, self.structure.dimensions[name]])
-        return 1.0
 
     def _layer(self, i: int, of: AttentionWeights) -> None:
         self.largest = max(self.largest, self.query_length**2, self.prefix_length**2)
@@ -359,7 +354,8 @@ class _Part:
         if not values.any():
             return 0.0
         apart = K @ self.in_query * self.scale - forms
-        apart = np.abs(apart - (apart.max(axis=0) + apart.min(axis=0)) / 2)  # a part that all keys share has no effect
+        shared = (apart.max(axis=0) + apart.min(axis=0)) / 2  # it has no effect on weights
+        apart = np.abs(apart - shared)
         size = np.abs(K) @ (np.abs(self.W_Q) @ b.abs_B) * self.scale + np.abs(forms)
         eta = (apart + SLACK * size) @ b.reach + self.dK @ self.q * self.scale
         eta += gamma(len(self.q) + 2, U) * (np.abs(K) + self.dK) @ self.q * self.scale
@@ -368,8 +364,11 @@ class _Part:
         rest = np.abs(K - table @ X) + SLACK * (np.abs(table) @ np.abs(X) + np.abs(K))
         shift, theta = (np.abs(X) @ self.dq * self.scale).tolist()
         eta = (eta + rest @ self.dq * self.scale) * (1 + 2.0**-20)
-        self._require_silence(line, float(eta.max()))
-        return weights_error(line, values, eta, shift + theta * line.reach, theta)
+        self._require_silence(line, float(eta.max() + np.abs(shared) @ b.reach))
+        shift += theta * line.reach
+        if not shift <= INTERVAL_ROOM / 4 * (line.hi - line.lo):
+            raise ProgramError(f"the query of head {self.name} may be off by {shift:.3g}, too much for its interval")
+        return weights_error(line, values, eta, shift, theta)
 
     def errors(self, line: _Line, forms: Float[np.ndarray, "prefix width"]) -> Float[np.ndarray, " width"]:
         """Bound the same for what the head writes into every dimension. Small columns may change altogether."""
@@ -429,12 +428,14 @@ def weights_error(
         count += len(centres)
         split = (grown.sum(axis=1) > FINE) & (count < MOST_CELLS)
         # A number that all scores share changes no weight: so the largest score may be that at the centre.
-        x = eta + (theta + U) * (behind + 2 * (rho.max(axis=1, keepdims=True) + eta.max()))
+        farthest = (np.abs(alpha) * shift + rho).max(axis=1, keepdims=True) + eta.max()
+        x = eta + (theta + U) * (behind + 2 * farthest)
         tau = np.expm1(np.minimum(x, 700.0)) * (1 + ulps) + ulps
         off = np.abs(v - (p @ v)[:, None])
         moved = (grown * off).sum(axis=1, keepdims=True)  # of the average
         change = grown + p * grown.sum(axis=1, keepdims=True) + p * -np.expm1(-rho)  # of each weight, at most
         slope = np.abs((p * alpha * (v - (p @ v)[:, None])).sum(axis=1)) + (change * np.abs(alpha) * off).sum(axis=1)
+        slope = slope + (change * np.abs(alpha)).sum(axis=1) * moved[:, 0]
         weights = np.minimum(p + grown, 1.0)
         mean_tau = (weights * tau).sum(axis=1)
         errors = (weights * tau * (off + moved)).sum(axis=1) / (1 - np.minimum(mean_tau, 0.5))

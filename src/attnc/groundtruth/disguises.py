@@ -386,7 +386,7 @@ def add_decoys(model: Model, names: Sequence[str], rng: np.random.Generator) -> 
 
 def _results(model: Model) -> list[str]:
     """The channels that heads write."""
-    written = np.stack([of.W_O.any(axis=(0, 2)) for of in model.layers]).any(axis=0)
+    written = np.asarray(np.stack([of.W_O.any(axis=(0, 2)) for of in model.layers]).any(axis=0))
     return [name for name, dimension in model.dimensions.items() if written[dimension]]
 
 
@@ -402,8 +402,8 @@ def superpose(model: Model, rng: np.random.Generator) -> Model:
     key: until it is written, the dimension of the result is 0 on query tokens, and no key reads it afterwards.
     """
     results = _results(model)
-    in_prefix: np.ndarray = model.embedding[list(model.prefix)].any(axis=0)
-    on_query: np.ndarray = model.embedding[[model.query, model.pad, *model.variables]].any(axis=0)
+    in_prefix = np.asarray(model.embedding[list(model.prefix)].any(axis=0))
+    on_query = np.asarray(model.embedding[[model.query, model.pad, *model.variables]].any(axis=0))
     readers = {
         name: max(
             (i for i, of in enumerate(model.layers) if (of.W_K[..., d].any() or of.W_V[..., d].any())), default=-1
@@ -461,15 +461,15 @@ def _all_structures(model: Model, names: Sequence[str], rng: np.random.Generator
 PLAIN = "plain"
 DISGUISES: Mapping[str, Disguise] = {
     PLAIN: Disguise(),
-    "rotated": Disguise(matrix=orthogonal),
-    "skewed": Disguise(matrix=stretched),
     "superposed": Disguise(lambda model, names, rng: superpose(model, rng)),
     "split": Disguise(lambda model, names, rng: split_heads(model, rng)),
     "decoys": Disguise(add_decoys),
     "noisy": Disguise(has_noise=True),
+    "rotated": Disguise(matrix=orthogonal),
+    "skewed": Disguise(matrix=stretched),
     "combined": Disguise(_all_structures, stretched, has_noise=True),
 }
-"""The disguises by name. The last one combines all of the others."""
+"""The disguises by name, from those with the smallest to those with the largest bounds. The last one combines all."""
 
 
 def head_names(model: Model) -> list[str]:

@@ -195,7 +195,9 @@ def made(number: int, seed: int, disguises: Sequence[str]) -> list[Variant]:
     for draw in range(MOST_DRAWS):
         example = draw_example(number, _rng(seed, number, draw, "expression"))
         try:
-            return list(_variants(example, seed, number, draw, disguises))
+            hardest_first = sorted(disguises, key=list(DISGUISES).index, reverse=True)
+            found = {each.disguise: each for each in _variants(example, seed, number, draw, hardest_first)}
+            return [found[name] for name in disguises]
         except AttncError as error:
             problem = str(error)
     raise BoundNotMet(
