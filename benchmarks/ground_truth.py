@@ -36,7 +36,10 @@ SHOWN = {
 
 def bounds_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the proven bounds and observed errors by disguise, as Markdown."""
-    lines = ["| disguise | models | median bound | largest bound | largest observed error |", "| :-- | --: | --: | --: | --: |"]
+    lines = [
+        "| disguise | models | median bound | largest bound | largest observed error |",
+        "| :-- | --: | --: | --: | --: |",
+    ]
     for name in _in_order([row["disguise"] for row in rows]):
         mine = [row for row in rows if row["disguise"] == name]
         bounds = sorted(row["bound"] for row in mine)
@@ -79,8 +82,8 @@ def measure(count: int, seed: int, folder: Path) -> dict[str, str]:
         by_level += scores_table(found, "level", [level for level in LEVELS if level in {row["level"] for row in rows}])
     size = sum(path.stat().st_size for path in (folder / "benchmark").rglob("*") if path.is_file())
     facts = (
-        f"{count} expressions with seed {seed}: {len(rows)} models, {size / 1e6:.0f} MB, made in {made:.0f} s of CPU time. "
-        f"The methods took: {', '.join(times)}."
+        f"{count} expressions with seed {seed}: {len(rows)} models, {size / 1e6:.0f} MB, made in {made:.0f} s of CPU "
+        f"time. The methods took: {', '.join(times)}."
     )
     return {
         "facts": facts,

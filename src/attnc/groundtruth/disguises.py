@@ -38,8 +38,8 @@ LARGEST_STRETCH = 2.0**0.5
 the proven bound, grows with its square."""
 LEAST_WIDTH = 64
 """Least width of a model, so that there are dimensions for the values of split heads and decoys. It is a power of 4."""
-DECOY_SIZE = 0.5
-"""Size of the values of decoys, relative to the largest value of a channel, which is 1."""
+DECOY_SIZES = (0.5, 1.5)
+"""Sizes of the values of decoys. Those of split heads are about the same, so that lengths of weights tell nothing."""
 
 
 @dataclass(frozen=True)
@@ -317,7 +317,7 @@ def split_heads(model: Model, rng: np.random.Generator) -> Model:
         first = np.where(is_key, rng.uniform(-1, 1, len(values)), 0.0)
         editing.remove([name for name, dimension in model.dimensions.items() if W_V[:, dimension].any()])
         for number_of_part, part in enumerate((first, values[:, target] - first)):
-            scale = 2.0 ** np.ceil(np.log2(np.abs(part).max()))
+            scale = _power_above(part)
             dimension = editing.channel(f"part{number_of_part}.{role.head}", part / scale)
             read, write = np.zeros_like(W_V), np.zeros_like(W_O)
             read[0, dimension], write[target, 0] = scale, 1.0
@@ -327,6 +327,11 @@ def split_heads(model: Model, rng: np.random.Generator) -> Model:
             else:
                 editing.add(i, head, role)
     return editing.done()
+
+
+def _power_above(values: np.ndarray) -> float:
+    """Return the smallest power of two that is at least as large as all values."""
+    return float(2.0 ** np.ceil(np.log2(np.abs(values).max())))
 
 
 def permuted(model: Model, rng: np.random.Generator) -> Model:
@@ -372,10 +377,11 @@ def add_decoys(model: Model, names: Sequence[str], rng: np.random.Generator) -> 
             row[model.dimensions[source]] = size
         written = [model.dimensions[name] for name in _results(model)]
         target = int(rng.choice(written))
-        values = rng.uniform(-1, 1, len(model.prefix))
-        dimension = editing.channel(f"decoy.{i}", values)
+        values = rng.uniform(*DECOY_SIZES) * rng.uniform(-1, 1, len(model.prefix))
+        scale = _power_above(values)
+        dimension = editing.channel(f"decoy.{i}", values / scale)
         V = np.zeros_like(editing.heads[i][copied][2])
-        V[0, dimension] = DECOY_SIZE
+        V[0, dimension] = scale
         for sign in (1.0, -1.0):
             O = np.zeros_like(editing.heads[i][copied][3])  # noqa: E741
             O[target, 0] = sign

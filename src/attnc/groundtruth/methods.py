@@ -73,10 +73,10 @@ def linear_probe(task: Task) -> dict[str, Any]:
         assert best is not None
         variables[each["id"]] = best[1]
     scores: dict[Edge, float] = {}
+    nodes = {name: np.concatenate([clean.nodes[name], other.nodes[name]]) for name in clean.nodes}
+    nodes = {name: values - values.mean(axis=0) for name, values in nodes.items()}
     for source, target in model.edges:
-        moved = np.concatenate([clean.nodes[source], other.nodes[source]])
-        moved = moved - moved.mean(axis=0)
-        layer, head = _place(model, target)
+        moved, (layer, head) = nodes[source], _place(model, target)
         read = model.output[None] if target == OUTPUT else model.layers[layer].W_Q[head]
         size = float(np.linalg.norm(read)) * float(np.linalg.norm(moved))
         scores[source, target] = float(np.linalg.norm(moved @ read.T) / size) if size > 0 else 0.0
