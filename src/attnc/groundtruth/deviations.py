@@ -55,6 +55,8 @@ SMALL_COLUMN = 1e-5
 FLUSH = 2.0**-100
 """A norm multiplies by a power of two and by its inverse: a number below 2^−149·2^m, m ≤ 48, may be lost."""
 MOST_CELLS = 8192
+HUGE = 200.0
+"""Exponents above it count as this number. It makes any bound larger than the distances of values, which are then taken."""
 FINE = 0.02
 """Cells are halved until no weight changes by more than a factor e^FINE from the centre, or until there are MOST_CELLS.
 Any cells are sound."""
@@ -424,13 +426,13 @@ def weights_error(
         p = np.exp(log_p)
         alpha = a - (p @ a)[:, None]
         rho = np.abs(alpha) * radii[:, None]
-        grown = np.exp(np.minimum(log_p + rho, 700.0)) - p  # p_k(q) ≤ p_k + grown_k on the cell
+        grown = np.exp(np.minimum(log_p + rho, HUGE)) - p  # p_k(q) ≤ p_k + grown_k on the cell
         count += len(centres)
         split = (grown.sum(axis=1) > FINE) & (count < MOST_CELLS)
         # A number that all scores share changes no weight: so the largest score may be that at the centre.
         farthest = (np.abs(alpha) * shift + rho).max(axis=1, keepdims=True) + eta.max()
         x = eta + (theta + U) * (behind + 2 * farthest)
-        tau = np.expm1(np.minimum(x, 700.0)) * (1 + ulps) + ulps
+        tau = np.expm1(np.minimum(x, HUGE)) * (1 + ulps) + ulps
         off = np.abs(v - (p @ v)[:, None])
         moved = (grown * off).sum(axis=1, keepdims=True)  # of the average
         change = grown + p * grown.sum(axis=1, keepdims=True) + p * -np.expm1(-rho)  # of each weight, at most
