@@ -56,10 +56,10 @@ FLUSH = 2.0**-100
 """A norm multiplies by a power of two and by its inverse: a number below 2^−149·2^m, m ≤ 48, may be lost."""
 MOST_CELLS = 8192
 HUGE = 200.0
-"""Larger exponents count as this number. Bounds are then larger than the distances of values, which are taken instead."""
+"""Larger exponents count as this number. Bounds are then larger than distances of values, which are taken instead."""
 FINE = 0.02
-"""Cells are halved until all weights together grow by at most FINE on each, or until there are MOST_CELLS. Any cells are
-sound."""
+"""Cells are halved until all weights together grow by at most FINE on each, or until there are MOST_CELLS. Any cells
+are sound."""
 
 
 @dataclass(frozen=True)
