@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.resources import files
 
 import numpy as np
 import pytest
@@ -109,6 +110,42 @@ def test_circuits_carry_the_whole_effect(tasks, truths):
         other = task.model.run(corrupted)
         circuit = task.model.run(clean, reading=task.model.circuit_reading(edges, other.nodes))
         assert np.abs(circuit.output - task.model.run(clean).output).max() <= 2 * data["bound"]
+
+
+def test_files_have_the_fields_of_their_schemas(benchmark, tasks):
+    """Required fields are there, and no others, where a schema allows no others."""
+    folder = files("attnc.groundtruth") / "schemas"
+
+    def agree(value, schema):
+        if "const" in schema:
+            assert value == schema["const"]
+        if "enum" in schema:
+            assert value in schema["enum"]
+        kinds = {
+            "object": dict,
+            "array": list,
+            "string": str,
+            "number": int | float,
+            "integer": int,
+            "null": type(None),
+        }
+        names = [schema.get("type", [])] if isinstance(schema.get("type"), str) else schema.get("type", [])
+        assert not names or any(isinstance(value, kinds[name]) for name in names), (value, schema)
+        if isinstance(value, dict):
+            known = schema.get("properties", {})
+            assert set(schema.get("required", ())) <= value.keys()
+            assert schema.get("additionalProperties", True) is not False or value.keys() <= known.keys()
+            for key, member in value.items():
+                more = schema.get("additionalProperties", {})
+                agree(member, known.get(key, more if isinstance(more, dict) else {}))
+        for member in value if isinstance(value, list) else ():
+            agree(member, schema.get("items", {}))
+
+    for name, task in list(tasks.items())[:4]:
+        truth = json.loads((benchmark / "answers" / name / "truth.json").read_text())
+        answers = answers_of("attribution patching", {name: task})
+        for value, kind in ((task.data, "task"), (truth, "truth"), (answers, "answers")):
+            agree(value, json.loads((folder / f"{kind}.schema.json").read_text()))
 
 
 def test_decoys_cancel_and_parts_add_up(tasks, truths):

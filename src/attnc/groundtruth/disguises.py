@@ -22,7 +22,7 @@ from functools import cached_property
 import numpy as np
 
 from attnc.exports.stock_layout import ONE, Checkpoint, input_channel
-from attnc.groundtruth.running import AttentionWeights, RunningModel, head_name
+from attnc.groundtruth.running import AttentionWeights, RunningModel
 from attnc.numerics.arrays import Float
 
 PART, DECOY, UNUSED = "circuit", "decoy", "unused"
@@ -464,9 +464,8 @@ def _all_structures(model: Model, names: Sequence[str], rng: np.random.Generator
     return superpose(add_decoys(split_heads(model, rng), names, rng), rng)
 
 
-PLAIN = "plain"
 DISGUISES: Mapping[str, Disguise] = {
-    PLAIN: Disguise(),
+    "plain": Disguise(),
     "superposed": Disguise(lambda model, names, rng: superpose(model, rng)),
     "split": Disguise(lambda model, names, rng: split_heads(model, rng)),
     "decoys": Disguise(add_decoys),
@@ -476,8 +475,3 @@ DISGUISES: Mapping[str, Disguise] = {
     "combined": Disguise(_all_structures, stretched, has_noise=True),
 }
 """The disguises by name, from those with the smallest to those with the largest bounds. The last one combines all."""
-
-
-def head_names(model: Model) -> list[str]:
-    """Return the names of all heads, as readers know them."""
-    return [head_name(i, h) for i, of in enumerate(model.layers) for h in range(of.num_heads)]

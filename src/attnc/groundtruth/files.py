@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from attnc.errors import FileError, InputError
-from attnc.exports.safe_files import CONFIG, FolderKind, PathLike, pack_tensors, read_json, read_tensors
+from attnc.exports.safe_files import CONFIG, FolderKind, PathLike, read_json, read_tensors
 from attnc.exports.tensors import a_list, a_text, a_typed
 from attnc.groundtruth.running import AttentionWeights, RunningModel, Subspace
 from attnc.numerics.arrays import Float
@@ -28,31 +28,6 @@ MODELS, ANSWERS = "models", "answers"
 WEIGHTS = "model.safetensors"
 MAX_TENSOR_BYTES = 2**28
 BENCHMARK = FolderKind("a benchmark", FAMILY, ("format",), lambda name: False, has_folders=True)
-MOST_EDGES = 2**17
-"""Most edges of an answer. A model with 10 layers of 16 heads has 13,000 possible edges."""
-
-
-def model_tensors(
-    layers: Sequence[AttentionWeights], embedding: Float[np.ndarray, "words width"], norm: float
-) -> dict[str, np.ndarray]:
-    """Return the tensors of a SmolLM3 checkpoint under the names of transformers, in float32."""
-    width = embedding.shape[1]
-    norms, nothing = np.full(width, norm, np.float32), np.zeros((1, width), np.float32)
-    found = {"model.embed_tokens.weight": embedding.astype(np.float32), "model.norm.weight": norms}
-    for i, of in enumerate(layers):
-        where = f"model.layers.{i}"
-        for letter, W in (("q", of.W_Q), ("k", of.W_K), ("v", of.W_V)):
-            found[f"{where}.self_attn.{letter}_proj.weight"] = W.reshape(-1, width).astype(np.float32)
-        found[f"{where}.self_attn.o_proj.weight"] = of.W_O.transpose(1, 0, 2).reshape(width, -1).astype(np.float32)
-        found[f"{where}.mlp.gate_proj.weight"] = found[f"{where}.mlp.up_proj.weight"] = nothing
-        found[f"{where}.mlp.down_proj.weight"] = nothing.T.copy()
-        found[f"{where}.input_layernorm.weight"] = found[f"{where}.post_attention_layernorm.weight"] = norms
-    return found
-
-
-def packed(tensors: Mapping[str, np.ndarray]) -> bytes:
-    """Return the bytes of a tensor file with the metadata that transformers expects."""
-    return pack_tensors(tensors, {"format": "pt"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,6 +75,13 @@ def _plain_name(name: str) -> str:
 def read_task(folder: PathLike, name: str) -> Task:
     """Read a public model. Nothing else is read."""
     place = os.path.join(os.fspath(folder), MODELS, name)
+    try:
+        return _read_task(place, name)
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise FileError(f"{place!r} does not have the files of a model: {type(error).__name__}: {error}") from None
+
+
+def _read_task(place: str, name: str) -> Task:
     data = read_json(os.path.join(place, TASK))
     if data.get("format") != TASK_FORMAT:
         raise FileError(f"{place!r} has no task of format {TASK_FORMAT!r}")
@@ -174,8 +156,8 @@ def _answer(entry: Any, where: str, task: Task) -> Answer:
         edges.append(pair)
         if "score" in parts:
             scores.append(_number(parts["score"], f"{place}.score"))
-    if len(edges) > MOST_EDGES or len(set(edges)) != len(edges):
-        raise InputError(f"{where}.edges: an edge is listed twice, or there are more than {MOST_EDGES:,}")
+    if len(set(edges)) != len(edges):
+        raise InputError(f"{where}.edges: an edge is listed twice")
     if scores and len(scores) != len(edges):
         raise InputError(
             f"{where}.edges: {len(scores)} of {len(edges)} edges have a score. Give all of them one, or none."

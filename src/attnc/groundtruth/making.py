@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from attnc.constructions.built import Progress
 from attnc.errors import AttncError, BoundNotMet, InputError, whole_number
 from attnc.exports.directory import json_bytes, network_files
 from attnc.exports.safe_files import CONFIG, PathLike, pack_tensors, why_not_writable, write_whole
+from attnc.exports.stock_layout import PAD, Checkpoint
 from attnc.groundtruth.causal_model import CausalModel
 from attnc.groundtruth.certifying import Original, certify, stages
 from attnc.groundtruth.deviations import Deviations
@@ -29,8 +29,6 @@ from attnc.groundtruth.files import (
     TRUTH,
     TRUTH_FORMAT,
     WEIGHTS,
-    model_tensors,
-    packed,
 )
 from attnc.groundtruth.generator import Example, draw_example
 from attnc.groundtruth.running import OUTPUT, head_name
@@ -64,6 +62,8 @@ MOST_PAIRS_DRAWN = 4000
 SAMPLED = 2000
 """Points at which the range of a function and the observed error are taken."""
 NAME_DIGITS = 5
+METADATA = {"format": "pt"}
+"""The metadata of tensors that transformers expects."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -273,26 +273,40 @@ def _row(name: str, variant: Variant) -> dict[str, Any]:
 def _files(name: str, variant: Variant) -> dict[str, bytes]:
     """Return the files of a model, by their paths in the benchmark."""
     public, private = f"{MODELS}/{name}", f"{ANSWERS}/{name}"
-    model, m = variant.stored, variant.deviations.pinned
-    E = model.embedding.copy()
-    E[:, model.pinned] = 0.0
-    E[model.tokens, model.pinned] = 2.0**m
-    tensors = model_tensors(model.layers, E, 2.0**m / math.sqrt(model.width))
-    config = variant.original.checkpoint.config() | {
-        "vocab_size": len(E),
-        "hidden_size": model.width,
-        "num_attention_heads": model.layers[0].num_heads,
-        "num_key_value_heads": model.layers[0].num_heads,
-        "pad_token_id": model.pad,
-    }
+    checkpoint = _checkpoint(variant)
     files = {
-        f"{public}/{CONFIG}": json_bytes(config, CONFIG),
-        f"{public}/{WEIGHTS}": packed(tensors),
+        f"{public}/{CONFIG}": json_bytes(checkpoint.config(), CONFIG),
+        f"{public}/{WEIGHTS}": pack_tensors(checkpoint.tensors(), METADATA),
         f"{public}/{TASK}": json_bytes(_task(name, variant), TASK),
         f"{private}/{TRUTH}": json_bytes(_truth(name, variant), TRUTH),
         f"{private}/{TENSORS}": pack_tensors(_truth_tensors(variant)),
     }
     return files | {f"{private}/certificate/{path}": content for path, content in _certificate(variant).items()}
+
+
+def _checkpoint(variant: Variant) -> Checkpoint:
+    """Return the stored model as a checkpoint, whose words have no names but that of padding."""
+    model, m = variant.stored, variant.deviations.pinned
+    E = model.embedding.copy()
+    E[:, model.pinned] = 0.0
+    E[model.tokens, model.pinned] = 2.0**m
+    W_Q, W_K, W_V = (
+        np.stack([W.reshape(-1, model.width).T for W in matrices]).astype(np.float32)
+        for matrices in zip(*((of.W_Q, of.W_K, of.W_V) for of in model.layers), strict=True)
+    )
+    W_O = np.stack([of.W_O.transpose(0, 2, 1).reshape(-1, model.width) for of in model.layers]).astype(np.float32)
+    words = tuple(PAD if word == model.pad else f"<{word}>" for word in range(len(E)))
+    return replace(
+        variant.original.checkpoint,
+        words=words,
+        embedding=E.astype(np.float32),
+        W_Q=W_Q,
+        W_K=W_K,
+        W_V=W_V,
+        W_O=W_O,
+        slots={},
+        pinned=m,
+    )
 
 
 def _task(name: str, variant: Variant) -> dict[str, Any]:
