@@ -26,7 +26,7 @@ BLOCK = re.compile(
 NEEDS = {
     "matplotlib": r"\.plot\(",
     "torch": r"to_torch|import torch",
-    "transformers": r"transformers",
+    "transformers": r"import AutoModel",
     "jax": r"to_jax|import jax",
     "onnx": r"onnx",
     "onnxruntime": r"onnx",

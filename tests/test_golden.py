@@ -88,6 +88,27 @@ def test_other_numbers_are_refused_with_the_remedy(tmp_path: Path, file: str, no
     assert f"{then!r}, not {now!r}: check it with the version of attnc that wrote it" in verdict.reason
 
 
+def test_a_stock_checkpoint_is_read_and_written_again_as_it_was(tmp_path: Path) -> None:
+    folder = DATA / "stock-1" / "product"
+    verdict = attnc_checker.check(folder, processes=1)
+    assert verdict.proved, verdict.reason
+    attnc.compile("tanh(x)*y", {"x": (-1, 1), "y": (-1, 1)}, 1e-2).export_hf(tmp_path / "stock")
+    ours, theirs = (json.loads((path / "config.json").read_text()) for path in (tmp_path / "stock", folder))
+    assert {name: type(field) for name, field in ours.items()} == {name: type(field) for name, field in theirs.items()}
+    assert ours["attnc"].keys() == theirs["attnc"].keys()
+
+
+def test_a_stock_checkpoint_of_another_number_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    shutil.copytree(DATA / "stock-1" / "product", tmp_path / "stock")
+    text = (tmp_path / "stock" / "config.json").read_text(encoding="utf-8")
+    (tmp_path / "stock" / "config.json").write_text(text.replace("attnc.stock/1", "attnc.stock/2"), encoding="utf-8")
+    verdict = attnc_checker.check(tmp_path / "stock", processes=1)
+    assert verdict.exit_code == 2
+    assert "'attnc.stock/2', not 'attnc.stock/1': check it with the version of attnc that wrote it" in verdict.reason
+    with pytest.raises(FileError, match="it is a stock checkpoint, which transformers loads"):
+        attnc.load(tmp_path / "stock")
+
+
 def test_a_run_of_the_lab_is_read() -> None:
     folder = Folder.read(DATA / "lab-1")
     assert (folder.profile, folder.seed) == ("quick", 0)

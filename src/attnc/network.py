@@ -806,13 +806,13 @@ class Network:
         from attnc.stock.exporting import export_stock
 
         claim = self.certificate
-        goal = self.eps or claim.bound if eps is None else positive_number("eps", eps)
+        limit = math.inf if eps is None else positive_number("eps", eps)
         target: Target
         if self.expression is not None:
             target = ExpressionTarget(Expression.parse(self.expression), self.box)
         elif claim.at_points is not None and claim.at_points.table:
             table = np.array(claim.at_points.table)
-            target = TableTarget(table[:, : self.box.d], table[:, self.box.d :])
+            target = TableTarget(table[:, : self.box.d], table[:, self.box.d :], self.variables)
         else:
             raise InputError(
                 f"{function_of(self)} has no expression and no stored table, so no bound of a checkpoint could be "
@@ -824,9 +824,9 @@ class Network:
             target,
             expression=self.expression,
             program=self.program if is_as_it_is else None,
-            eps=goal,
+            eps=self.eps or claim.bound if eps is None else limit,
             has_theorem=claim.by_leaves is not None and bool(claim.by_leaves.cuts),
-            limit=math.inf if eps is None else goal,
+            limit=limit,
             progress=progress,
         )
         return found.certificate

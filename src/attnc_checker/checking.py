@@ -66,7 +66,7 @@ STOCK = (
     "float32 evaluation by transformers in IEEE 754 arithmetic rounded to nearest, with gradual underflow: sums in any "
     "order, eager attention or a kernel that keeps the same",
     "weights within 4 ulp in the engine, for exact scores; the inverse square root of an even power of two is exact",
-    "a sequence has the prefix first, then query tokens, all in the box, and padding, within the context",
+    "a sequence has the prefix before all query tokens, query tokens in the box, padding anywhere, within the context",
 )
 TAILS = "exact arithmetic beyond the core, where rounding grows with |x|"
 
@@ -195,7 +195,7 @@ def _stock(name: str, certificate: Object, config: Object, weights: bytes) -> St
     """Read the claim about a stock checkpoint. It has one certificate."""
     require(name == MAIN, f"a stock checkpoint has no certificate {name}")
     claim, names = _claim_about(certificate, weights), config["attnc"]
-    require_kind(claim)
+    require_kind(claim, config)
     is_same = isinstance(names, dict) and names.get("expression") == claim.expression
     is_same &= isinstance(names, dict) and names.get("box") == certificate["box"]
     require(is_same, f"config.json and {name} differ in the box or the expression")

@@ -28,7 +28,7 @@ from typing import Any
 from flint import arb, fmpq
 
 from attnc_checker.claims import ByLeaves, Claim
-from attnc_checker.files import BadFile, Refused, Tensor, are_sizes, require
+from attnc_checker.files import BadFile, Object, Refused, Tensor, are_sizes, require
 from attnc_checker.forms import ONE, SMALLEST, Form, Terms, span
 from attnc_checker.network import Reduction
 from attnc_checker.program import (
@@ -47,7 +47,7 @@ from attnc_checker.program import (
 from attnc_checker.rounding import Arithmetic
 from attnc_checker.vectors import most, total
 
-FORMAT = "attnc.stock/1"
+FAMILY, FORMAT = "attnc.stock/", "attnc.stock/1"
 NAMES = {"format", "expression", "box", "channels", "words", "heads", "prefix", "query", "pad", "variables", "outputs"}
 """The fields of `attnc` in config.json."""
 SILENCE = 81
@@ -67,8 +67,13 @@ Rows = list[dict[int, fmpq]]
 
 
 def is_stock(config: object) -> bool:
-    """Whether this is the config.json of a model of transformers, with names for a checkpoint of attnc."""
-    return isinstance(config, dict) and "attnc" in config and "model_type" in config
+    """Whether this is the config.json of a stock checkpoint, of any number."""
+    return isinstance(config, dict) and str(_format(config)).startswith(FAMILY)
+
+
+def _format(config: Object) -> object:
+    names = config.get("attnc")
+    return names.get("format") if isinstance(names, dict) else None
 
 
 class StockProgram(Program):
@@ -129,7 +134,7 @@ class StockProgram(Program):
             key for key in expected.keys() | config.keys() if not _is_same(config.get(key, ...), expected.get(key))
         ]
         _need(not wrong and set(config) == set(expected), f"its fields {sorted(wrong)[:3]}")
-        _need(set(names) == NAMES and names["format"] == FORMAT, "the fields of attnc")
+        _need(set(names) == NAMES, "the fields of attnc")
         self.width, self.num_layers, self.num_slots, self.d_head = width, layers, heads, config["head_dim"]
         self.num_words, self.context, self.norm_eps = words, context, config["rms_norm_eps"]
         self.intermediate = config["intermediate_size"]
@@ -166,7 +171,8 @@ class StockProgram(Program):
             return [{c: exact(x) for c, x in enumerate(part) if x} for part in parts]
 
         self.E = rows("model.embed_tokens.weight", self.num_words, D)
-        norms, self.W_Q, self.W_K, self.W_V, self.W_O = {*taken("model.norm.weight", D)}, *([] for _ in range(4))
+        norms = {*taken("model.norm.weight", D)}
+        self.W_Q, self.W_K, self.W_V, self.W_O = list[Rows](), list[Rows](), list[Rows](), list[Rows]()  # by layer
         for i in range(self.num_layers):
             where = f"model.layers.{i}"
             for W, name in ((self.W_Q, "q"), (self.W_K, "k"), (self.W_V, "v")):
@@ -216,16 +222,15 @@ class StockProgram(Program):
         # of the inputs, and with room for both.
         self.flush = arb(self.norm) * arb(2) ** -147 / arb(min(self.scales.values()))
 
-    def _key(self, layer: int, slot: int, word: int) -> tuple[fmpq, ...]:
-        """Return the key of a token."""
-        return tuple(_times(self.W_K[layer][slot * self.d_head + j], self.E[word]) for j in range(self.d_head))
+    def _numbers(self, W: Rows, slot: int, word: int) -> dict[int, fmpq]:
+        """Return the numbers of a token that make its key or its value in a head. Equal numbers make equal keys."""
+        read = {c for row in W[slot * self.d_head : (slot + 1) * self.d_head] for c in row}
+        return {c: x for c, x in self.E[word].items() if c in read}
 
-    def _key_size(self, layer: int, row: int) -> fmpq:
-        """Return the sum of the absolute values of the terms of one component of the silent key."""
-        return sum((abs(x * self.E[self.query].get(c, 0)) for c, x in self.W_K[layer][row].items()), fmpq(0))
-
-    def _value(self, layer: int, slot: int, word: int) -> tuple[fmpq, ...]:
-        return tuple(_times(self.W_V[layer][slot * self.d_head + e], self.E[word]) for e in range(self.d_head))
+    def _silent_part(self, row: dict[int, fmpq]) -> Form:
+        """Return one component of the key of silent tokens."""
+        terms = [x * self.E[self.query][c] for c, x in row.items() if c in self.E[self.query]]
+        return Form({ONE: sum(terms, fmpq(0))}, {ONE: arb(sum(map(abs, terms), fmpq(0)))}, len(terms))
 
     def _build(self) -> None:
         N, D, d = self.context, self.width, len(self.variables)
@@ -267,12 +272,13 @@ class StockProgram(Program):
     def _head_at(self, layer: int, slot: int) -> HeadWeights:
         """Return a head. It sees the tokens of the prefix whose keys differ from that of the query token."""
         where, first = f"head {slot} of layer {layer}", slot * self.d_head
-        silent = self._key(layer, slot, self.query)
-        is_alike = self._key(layer, slot, self.pad) == silent
+        W_Q, W_K, W_V = (W[layer] for W in (self.W_Q, self.W_K, self.W_V))
+        silent = self._numbers(W_K, slot, self.query)
+        is_alike = self._numbers(W_K, slot, self.pad) == silent
         require(is_alike, f"in {where} the query and padding tokens have different keys")
-        quiet = [word for word in range(self.prefix) if self._key(layer, slot, word) == silent]
+        quiet = [word for word in range(self.prefix) if self._numbers(W_K, slot, word) == silent]
         for word in (self.query, self.pad, *quiet):
-            require(not any(self._value(layer, slot, word)), f"in {where} a silent token has a value other than 0")
+            require(not self._numbers(W_V, slot, word), f"in {where} a silent token has a value other than 0")
         require(len(quiet) < self.prefix, f"{where} has no keys")
         keys = array("b", [OTHER]) * self.context
         hidden = {*quiet}
@@ -280,10 +286,7 @@ class StockProgram(Program):
             keys[1 + word] = OTHER if word in hidden else SEEN_BY_ALL
         number = len([s for s in range(slot) if self._writes(layer, s)])
         self.live[layer, slot] = self.prefix - len(quiet)
-        self.silent_keys[layer + 2, number] = {
-            j: Form({ONE: x}, {ONE: arb(self._key_size(layer, first + j))}, len(self.W_K[layer][first + j]))
-            for j, x in enumerate(silent)
-        }
+        self.silent_keys[layer + 2, number] = {j: self._silent_part(W_K[first + j]) for j in range(self.d_head)}
         root = D_HEADS[self.d_head]
 
         def columns(W: Rows, scaled: bool) -> Matrix:
@@ -294,7 +297,6 @@ class StockProgram(Program):
             [(e - first, x) for e, x in row.items() if first <= e < first + self.d_head] for row in self.W_O[layer]
         ]
         mask = Mask(bytes(self.context), keys)
-        W_Q, W_K, W_V = (W[layer] for W in (self.W_Q, self.W_K, self.W_V))
         return HeadWeights(columns(W_Q, scaled=True), columns(W_K, scaled=False), columns(W_V, scaled=False), W_O, mask)
 
     def _require_described(self) -> None:
@@ -388,16 +390,17 @@ class StockProgram(Program):
         return (found - arithmetic.gamma(n + 1) * size - SMALLEST[self.dtype] - self.flush * size).lower()
 
 
-def require_kind(claim: Claim) -> None:
-    """Refuse claims that are not about the largest error of a checkpoint in float32 on a bounded box."""
+def require_kind(claim: Claim, config: Object) -> None:
+    """Refuse other formats, and claims that are not about the largest error in float32 on a bounded box."""
+    if _format(config) != FORMAT:
+        raise BadFile(
+            f"config.json has the format {_format(config)!r:.40}, not {FORMAT!r}: check it with the version of attnc "
+            "that wrote it"
+        )
     require(claim.dtype == "float32", f"the dtype of a stock checkpoint is float32, not {claim.dtype!r:.40}")
     require(not claim.sides and claim.norm == "inf", "a stock checkpoint has a bound at every point of a bounded box")
     is_grid = isinstance(claim.evidence, ByLeaves) and claim.evidence.encloses
     require(not is_grid, "enclosure leaves are not for stock checkpoints")
-
-
-def _times(row: dict[int, fmpq], token: dict[int, fmpq]) -> fmpq:
-    return sum((x * token[c] for c, x in row.items() if c in token), fmpq(0))
 
 
 def _is_same(found: object, wanted: object) -> bool:

@@ -75,6 +75,19 @@ def test_export_prints_the_parity(run, refused, net, tmp_path):
     assert refused("export", tmp_path / "nothing", "--to", "onnx", "--out", out)
 
 
+def test_export_to_hf_and_verify(run, refused, net: Path, tmp_path: Path) -> None:
+    out = tmp_path / "checkpoint"
+    ran = run("export", net, "--to", "hf", "--out", out, "--json")
+    assert ran.code == 0
+    assert ran.json["observed"] <= ran.json["bound"]
+    assert ran.json["dtype"] == "float32"
+    assert run("verify", out, "--processes", "1").code == 0
+    assert "at most" in run("export", net, "--to", "hf", "--out", out).out  # it is replaced
+    assert refused("export", net, "--to", "hf", "--out", net)
+    assert refused("export", net, "--to", "hf", "--out", out, "--outside", "nan")
+    assert "stock checkpoint" in run("info", out).err
+
+
 def test_an_export_that_differs_ends_with_exit_code_1(run, net, tmp_path, monkeypatch):
     pytest.importorskip("onnxruntime")
     from attnc.exports import onnx_file

@@ -61,6 +61,8 @@ def main() -> int:
     (FOLDER / "network-1").mkdir(exist_ok=True)
     for name, network in networks().items():
         network.save(FOLDER / "network-1" / name)
+    (FOLDER / "stock-1").mkdir(exist_ok=True)
+    attnc.compile("tanh(x)*y", {"x": (-1, 1), "y": (-1, 1)}, 1e-2).export_hf(FOLDER / "stock-1" / "product")
     run(["range_length"], FOLDER / "lab-1", command="attnc lab run range_length --out lab-1")
     for cell in sorted((FOLDER / "lab-1" / "cells" / "range_length").iterdir())[1:]:
         cell.unlink()  # the table has them all; one file shows their form

@@ -37,6 +37,8 @@ NETWORK = FolderKind(
     ("format",),
     lambda name: name in (CONFIG, WEIGHTS, CARD) or CERTIFICATE.fullmatch(name),
 )
+STOCK_FAMILY = "attnc.stock/"
+STOCK = FolderKind("a stock checkpoint", STOCK_FAMILY, ("attnc", "format"), NETWORK.is_part)
 MAX_CERTIFICATES = 3
 """The most certificates of a network: its own, and one for each of float32 and float64."""
 RESERVED = ("format", "program", "certificates")
@@ -95,6 +97,11 @@ def load_network(path: PathLike, max_bytes: int = MAX_TENSOR_BYTES) -> SavedNetw
     folder = require_folder(path)
     digests: dict[str, str] = {}
     config = _read(folder, CONFIG, digests)
+    if STOCK.includes(folder):
+        raise FileError(
+            f"cannot load {folder!r}: it is a stock checkpoint, which transformers loads. Its {CARD} shows how, and "
+            "`attnc verify` proves its bound again."
+        )
     require_format(config.get("format"), FORMAT, f"cannot load {folder!r}: its {CONFIG}")
     for key in RESERVED:
         if key not in config:

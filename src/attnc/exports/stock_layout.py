@@ -279,6 +279,17 @@ class Checkpoint:
     def norm_weight(self) -> float:
         return 2.0**self.pinned / math.sqrt(self.width)
 
+    @property
+    def underflow(self) -> float:
+        """A bound of the error of any output by underflow in the last norm, and in the scales of inputs.
+
+        A number loses at most 2^−150 when it is divided by M/√D, which the norm's weights multiply. Eight times that
+        leaves room for the checker.
+        """
+        scale = min(1.0, *map(float, self._embedded.values()))
+        read = float(np.abs(self.embedding[list(self.outputs)]).sum(axis=1, dtype=np.float64).max())
+        return self.norm_weight * 2.0**-146 / scale * read
+
     def program(self) -> Program:
         """Return the same computation as layers of attnc, for one query token, with the weights of the tensors.
 
@@ -287,6 +298,8 @@ class Checkpoint:
         the inputs are in the maps that read them: powers of two do not round, wherever they are.
         """
         network, E, columns = self.network, self.embedding, self.columns
+        if not network.heads:
+            return self._affine_program()
         tokens, prefix = max(1 + network.prefix, MOST_KEYS + 1), np.arange(network.prefix)
         inputs, read_in = [f"in.{i}" for i in range(network.box.d)], [*map(input_channel, network.box.names)]
         moving, layers = tuple(read_in), list[Layer]()  # `moving` are the channels of the query token so far
@@ -316,6 +329,17 @@ class Checkpoint:
         layers.append(read.build("read", np.float32))
         return check(Program(tuple(layers), ((network.box.d,),), network.output_shape))
 
+    def _affine_program(self) -> Program:
+        """Return the program of a network without heads: one affine map."""
+        inputs = [f"in.{i}" for i in range(self.network.box.d)]
+        names = [f"out.{j}" for j in range(len(self.outputs))]
+        read = AffineBuilder(1, inputs, 1, names)
+        for name, word in zip(names, self.outputs, strict=True):
+            read.set(0, name, self.embedding[word, self.columns[ONE]])
+            for given, (channel, scale) in zip(inputs, self._embedded.items(), strict=True):
+                read.link(0, name, 0, given, self.embedding[word, self.columns[channel]] * scale)
+        return check(Program((read.build("read", np.float32),), ((len(inputs),),), self.network.output_shape))
+
     @property
     def _embedded(self) -> dict[str, np.float32]:
         """The scale of each input in its channel."""
@@ -342,17 +366,126 @@ class Checkpoint:
 def lay_out(network: StockNetwork) -> Checkpoint:
     """Return the checkpoint of a network. Raise InputError if it does not fit into a stock decoder."""
     _require_fit(network)
-    heads, box = network.heads, network.box
-    keyed = [name for head in heads for name in (*head.key_channels, *head.value_channels)]
-    written = [name for head in heads for name in head.writes]
-    channels = (PINNED, ONE, *map(input_channel, box.names), *written, *keyed)
-    columns = {name: i for i, name in enumerate(channels)}
+    tensors = _Tensors(network)
+    for head in network.heads:
+        tensors.add_head(head)
+    return tensors.checkpoint()
+
+
+class _Tensors:
+    """The tensors of a checkpoint in float64, while heads are added to them."""
+
+    def __init__(self, network: StockNetwork) -> None:
+        self.network, box, heads = network, network.box, network.heads
+        keyed = (name for head in heads for name in (*head.key_channels, *head.value_channels))
+        written = [name for head in heads for name in head.writes]
+        self.channels = (PINNED, ONE, *map(input_channel, box.names), *written, *keyed)
+        self.columns = {name: i for i, name in enumerate(self.channels)}
+        self.width, self.d_head = _width(self.channels), _d_head(heads)
+        _require_small(network, self.width, self.d_head)
+        variables, outputs = (f"<variable {name}>" for name in box.names), range(len(network.outputs))
+        keys = (f"<key{k}>" for k in range(network.prefix))
+        self.words = (*keys, QUERY, PAD, *variables, *(f"<output {j}>" for j in outputs))
+        self.query, self.pad = self.words.index(QUERY), self.words.index(PAD)
+        layers, rows = network.num_layers, network.num_slots * self.d_head
+        self.E = np.zeros((len(self.words), self.width))
+        self.W_Q, self.W_K, self.W_V = (np.zeros((layers, self.width, rows)) for _ in range(3))
+        self.W_O = np.zeros((layers, rows, self.width))
+        self.slots: dict[str, tuple[int, int]] = {}
+        self.units = {ONE: 1.0, **dict.fromkeys(written, 1.0)}  # the number that 1 in a channel stands for
+        self.ranges = {ONE: (1.0, 1.0)}  # of the numbers that channels stand for
+        self._embed_words()
+
+    def _embed_words(self) -> None:
+        """Set the embeddings of the query, of the variables and of the outputs."""
+        box = self.network.box
+        self.E[self.query, self.columns[ONE]] = 1.0
+        for i, (name, ends) in enumerate(box.as_dict().items()):
+            channel, unit = input_channel(name), _power_above(max(map(abs, ends)))
+            self.E[self.pad + 1 + i, self.columns[channel]] = 1 / unit
+            self.units[channel], self.ranges[channel] = unit, ends
+        for j, output in enumerate(self.network.outputs):
+            for name, c in output.items():
+                self.E[self.pad + 1 + box.d + j, self.columns[name]] = c * self.units[name]
+
+    def add_head(self, head: StockHead) -> None:
+        """Set the projections of a head, and its keys and values in the tokens of the prefix."""
+        slot, E, keys = sum(layer == head.layer for layer, _ in self.slots.values()), self.E, head.keys
+        self.slots[head.name] = head.layer, slot
+        first, root = slot * self.d_head, math.sqrt(self.d_head)
+        W_Q, W_K, W_V, W_O = (W[head.layer] for W in (self.W_Q, self.W_K, self.W_V, self.W_O))
+        for i, combination in enumerate((*head.queries, {ONE: 1.0})):
+            for name, c in combination.items():
+                W_Q[self.columns[name], first + i] = root * c * self.units[name]
+        silent = max(float(np.abs(keys.offsets).max()), SILENCE - self._least_top(head))
+        sizes = (*np.abs(keys.slopes).max(axis=0).tolist(), silent)
+        for i, (channel, size) in enumerate(zip(head.key_channels, sizes, strict=True)):
+            column, unit = self.columns[channel], _power_above(size)
+            W_K[column, first + i] = unit
+            E[: keys.num_keys, column] = (keys.offsets if i == len(head.queries) else keys.slopes[:, i]) / unit
+        E[keys.num_keys : self.pad + 1, self.columns[head.key_channels[-1]]] = -1.0  # the bias of silent tokens
+        for m, (channel, target) in enumerate(zip(head.value_channels, head.writes, strict=True)):
+            column, largest = self.columns[channel], float(np.abs(keys.values[:, m]).max())
+            W_V[column, first + m] = _power_above(largest)
+            W_O[first + m, self.columns[target]] = 1.0
+            E[: keys.num_keys, column] = keys.values[:, m] / _power_above(largest)
+            self.ranges[target] = (-largest, largest)
+
+    def _least_top(self, head: StockHead) -> float:
+        """Return a lower bound, up to rounding, of the largest score of a head over all states."""
+        ends = [[(c, *self.ranges[name]) for name, c in combination.items()] for combination in head.queries]
+        middle = np.array([sum(c * (lo / 2 + hi / 2) for c, lo, hi in terms) for terms in ends])
+        half = np.array([sum(abs(c) * (hi / 2 - lo / 2) for c, lo, hi in terms) for terms in ends])
+        keys = head.keys
+        return float((keys.slopes @ middle + keys.offsets - np.abs(keys.slopes) @ half).max())
+
+    def checkpoint(self) -> Checkpoint:
+        """Pin the norms, and return the checkpoint in float32."""
+        tokens = self.E[: self.pad + 1]
+        largest = np.abs(tokens).max(axis=0)
+        for name, (lo, hi) in self.ranges.items():
+            largest[self.columns[name]] = max(abs(lo), abs(hi)) / self.units[name]
+        energy = float((largest**2).sum()) * (1 + 2.0**-8)  # the checker multiplies the channels by 1 + 2^−10
+        pinned = max(LEAST_PINNED, math.ceil(math.log2(energy / ENERGY) / 2))
+        if pinned > MOST_PINNED:
+            raise InputError(
+                f"the numbers of the network are too large for the norms of a stock checkpoint: a channel holds up to "
+                f"{largest.max():.3g}, and about 1e11 fits. Scale the function."
+            )
+        tokens[np.abs(tokens) < LEAST_ENTRY] = 0.0
+        tokens[:, self.columns[PINNED]] = 2.0**pinned
+        with np.errstate(over="ignore", under="ignore"):
+            E, *W = (array.astype(np.float32) for array in (self.E, self.W_Q, self.W_K, self.W_V, self.W_O))
+        if not all(np.isfinite(array).all() for array in (E, *W)):
+            raise InputError("a number of the network overflows float32, the arithmetic of a stock checkpoint")
+        W_Q, W_K, W_V, W_O = W
+        return Checkpoint(
+            self.network,
+            self.channels,
+            self.words,
+            embedding=E,
+            W_Q=W_Q,
+            W_K=W_K,
+            W_V=W_V,
+            W_O=W_O,
+            slots=self.slots,
+            d_head=self.d_head,
+            pinned=pinned,
+        )
+
+
+def _width(channels: Sequence[str]) -> int:
+    """Return the smallest power of 4, from 16 on, that has room for the channels."""
     width = next((4**n for n in range(2, 7) if 4**n >= len(channels)), None)
     if width is None:
         raise InputError(
             f"the network has {len(channels):,} channels, and a stock checkpoint has at most {MOST_CHANNELS:,}: export "
             "an expression with fewer heads, or choose a larger eps"
         )
+    return width
+
+
+def _d_head(heads: Sequence[StockHead]) -> int:
     needed = max((max(len(head.key_channels), len(head.writes)) for head in heads), default=1)
     d_head = next((d for d in D_HEADS if needed <= d), None)
     if d_head is None:
@@ -360,76 +493,10 @@ def lay_out(network: StockNetwork) -> Checkpoint:
             f"a head has {needed - 1:,} inputs or {needed:,} outputs, and a stock checkpoint has at most "
             f"{D_HEADS[-1] - 1}: export a function of fewer variables or outputs"
         )
-    _require_small(network, width, d_head)
-    layers, slots, places = network.num_layers, network.num_slots, dict[str, tuple[int, int]]()
-    words = (
-        *(f"<key{k}>" for k in range(network.prefix)),
-        *(QUERY, PAD),
-        *(f"<variable {name}>" for name in box.names),
-        *(f"<output {j}>" for j in range(len(network.outputs))),
-    )
-    E = np.zeros((len(words), width))
-    W_Q, W_K, W_V = (np.zeros((layers, width, slots * d_head)) for _ in range(3))
-    W_O = np.zeros((layers, slots * d_head, width))
-    query, pad = words.index(QUERY), words.index(PAD)
-    E[query, columns[ONE]] = 1.0
-    scales = [_power_above(size) for size in box.magnitude]
-    coefficient = {ONE: 1.0, **dict.fromkeys(written, 1.0)}
-    for i, (name, scale) in enumerate(zip(box.names, scales, strict=True)):
-        E[pad + 1 + i, columns[input_channel(name)]] = 1 / scale
-        coefficient[input_channel(name)] = scale
-    for j, output in enumerate(network.outputs):
-        for name, c in output.items():
-            E[pad + 1 + box.d + j, columns[name]] = c * coefficient[name]
-    reach = {ONE: (1.0, 1.0)} | {
-        input_channel(name): ends for name, ends in zip(box.names, zip(box.lo, box.hi, strict=True), strict=True)
-    }
-    for head in heads:
-        slot = sum(layer == head.layer for layer, _ in places.values())
-        places[head.name] = head.layer, slot
-        first, keys = slot * d_head, head.keys
-        for i, combination in enumerate(head.queries):
-            for name, c in combination.items():
-                W_Q[head.layer, columns[name], first + i] = math.sqrt(d_head) * c * coefficient[name]
-        W_Q[head.layer, columns[ONE], first + len(head.queries)] = math.sqrt(d_head)
-        table = np.concatenate([keys.slopes, keys.offsets[:, None]], axis=1)
-        silent = max(np.abs(keys.offsets).max(initial=0.0), SILENCE - _least_top(head, reach))
-        sizes = [*np.abs(keys.slopes).max(axis=0, initial=0.0), silent]
-        for i, (channel, size) in enumerate(zip(head.key_channels, sizes, strict=True)):
-            scale = _power_above(size)
-            W_K[head.layer, columns[channel], first + i] = scale
-            E[: len(table), columns[channel]] = table[:, i] / scale
-        E[len(table) : query, columns[channel]] = E[[query, pad], columns[channel]] = -1.0  # the bias of silent tokens
-        for m, (channel, target) in enumerate(zip(head.value_channels, head.writes, strict=True)):
-            scale = _power_above(float(np.abs(keys.values[:, m]).max(initial=0.0)))
-            W_V[head.layer, columns[channel], first + m] = scale
-            W_O[head.layer, first + m, columns[target]] = 1.0
-            E[: len(table), columns[channel]] = keys.values[:, m] / scale
-            largest = float(np.abs(keys.values[:, m]).max(initial=0.0))
-            reach[target] = (-largest, largest)
-    largest = np.abs(E[: pad + 1]).max(axis=0)
-    largest[[columns[input_channel(name)] for name in box.names]] = 1.0
-    for name in written:
-        largest[columns[name]] = max(abs(end) for end in reach[name])
-    energy = float((largest**2).sum()) * (1 + 2.0**-10)
-    pinned = max(LEAST_PINNED, math.ceil(math.log2(energy / ENERGY) / 2) + 1)
-    if pinned > MOST_PINNED:
-        raise InputError(
-            f"the numbers of the network are too large for the norms of a stock checkpoint: channels of up to "
-            f"{largest.max():.3g}, and about 1e7 at most. Scale the function."
-        )
-    E[np.abs(E) < LEAST_ENTRY] = 0.0
-    E[: pad + 1, columns[PINNED]] = 2.0**pinned
-    with np.errstate(over="ignore", under="ignore"):
-        cast = [array.astype(np.float32) for array in (E, W_Q, W_K, W_V, W_O)]
-    if not all(np.isfinite(array).all() for array in cast):
-        raise InputError("a number of the network overflows float32, the arithmetic of a stock checkpoint")
-    return Checkpoint(network, channels, words, *cast, places, d_head, pinned)
+    return d_head
 
 
 def _require_fit(network: StockNetwork) -> None:
-    if not network.heads:
-        raise InputError("the function is affine: it has no head that a checkpoint could hold")
     if not network.box.is_bounded:
         raise InputError(
             f"the box {network.box} is not bounded, and a stock checkpoint computes on bounded boxes alone"
@@ -455,15 +522,3 @@ def _require_small(network: StockNetwork, width: int, d_head: int) -> None:
 def _power_above(size: float) -> float:
     """Return the smallest power of two that is at least this size, or 1 for 0."""
     return 2.0 ** math.ceil(math.log2(size)) if size > 0 else 1.0
-
-
-def _least_top(head: StockHead, reach: Mapping[str, tuple[float, float]]) -> float:
-    """Return a lower bound, up to rounding, of the largest score of a head over all states."""
-    middle, half = np.zeros(len(head.queries)), np.zeros(len(head.queries))
-    for i, combination in enumerate(head.queries):
-        for name, c in combination.items():
-            lo, hi = reach[name]
-            middle[i] += c * (lo / 2 + hi / 2)
-            half[i] += abs(c) * (hi / 2 - lo / 2)
-    keys = head.keys
-    return float((keys.slopes @ middle + keys.offsets - np.abs(keys.slopes) @ half).max())

@@ -111,7 +111,7 @@ class LeavesProver(Prover):
         if not by_local_models:
             return _by_selection(found, rounds, target, request)
         stage, outputs = found[0]
-        rounding = StageRounding(stage, rounds[0], request.truncation)
+        rounding = StageRounding.of(stage, rounds[0], request.truncation)
         # The level of rounding is a little above the largest rounding at sampled points and at the corners.
         box = target.box.core(REACHES[0])
         places = np.random.default_rng(0).random((SAMPLED, box.d))
@@ -139,7 +139,7 @@ def _by_selection(
     parts = []
     for (stage, outputs), rounding in zip(found, rounds, strict=True):
         kind = SelectionKind(stage, target, rounding, outputs)
-        parts.append((RoundedKind(kind, StageRounding(stage, rounding, request.truncation)), outputs))
+        parts.append((RoundedKind(kind, StageRounding.of(stage, rounding, request.truncation)), outputs))
     per_query = parts[0][0] if len(parts) == 1 else _PerQuery(tuple(parts), target.num_outputs)
     return proof_by_leaves(branch_and_bound([per_query], target.box, goal=goal, budget=request))
 

@@ -11,6 +11,7 @@ import numpy as np
 from attnc.constructions.beyond.compose import compose
 from attnc.constructions.built import Progress
 from attnc.errors import BoundNotMet, InputError, ProgramError
+from attnc.exports.directory import STOCK
 from attnc.exports.safe_files import PathLike, why_not_writable
 from attnc.exports.stock_layout import CONTEXT, Checkpoint, lay_out
 from attnc.ir.program import Program
@@ -19,12 +20,12 @@ from attnc.numerics.arrays import Float
 from attnc.numerics.limits import OutOfTime, time_limit
 from attnc.numerics.rounding import ENGINE_ULPS
 from attnc.proofs.certificate import Certificate
-from attnc.proofs.observed import observed_error
+from attnc.proofs.observed import observed_error, sample_points
 from attnc.proofs.proof import Points, Stages
 from attnc.proofs.prover import PROOF_SECONDS, ProofRequest
 from attnc.proofs.provers import best_proof
-from attnc.stock.folder import STOCK, save_checkpoint
-from attnc.stock.heads import stock_network
+from attnc.stock.folder import save_checkpoint
+from attnc.stock.heads import scaled, stock_network
 from attnc.targets.parts.part import Derivation
 from attnc.targets.target import Target
 
@@ -35,18 +36,21 @@ ASSUMPTIONS = (
     "fast-math kernels are outside this",
     "attention is eager, or a kernel of scaled_dot_product_attention that keeps the same",
     "the inverse square root of an even power of two is exact",
-    f"a sequence has the prefix first, then query and padding tokens, and at most {CONTEXT:,} tokens",
+    f"a sequence has the prefix before all query tokens, query tokens are in the box, padding is anywhere, and all of "
+    f"them are at most {CONTEXT:,} tokens",
 )
 ROUNDING_LEVEL = 2.0**-21
 """Least eps of a fit, relative to the largest |f|: below it, float32 leaves nothing to gain."""
-COARSER = 4.0
-"""The factor between the eps of one attempt and of the next. With a larger eps keys are fewer and scores smaller, which
-makes rounding smaller."""
-MOST_ATTEMPTS = 6
-WORTHWHILE = 0.9
-"""A coarser attempt must bring the bound below this share of the last one, or the search ends."""
-TRUNCATION = 2.0**-60
-"""The part of the bound for underflow in the last norm, relative to the largest output: 2^−90 would be enough."""
+COARSER, FINER = 4.0, 0.4
+"""The factors between the eps of one attempt and of the next. With a larger eps, keys are fewer and scores smaller, and
+so is rounding."""
+MOST_ATTEMPTS = 6  # of the 24 expressions that were tried, none took more than 3
+LEAST_EPS = 1e-30
+"""Least eps of a fit: smaller numbers come close to underflow in float32."""
+LARGEST_SIZE = 2.0**100
+"""Larger values, or sums of them, may overflow in float32."""
+SAMPLED = 1000
+"""Number of points at which the size of a function is seen."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +59,12 @@ class StockExport:
 
     checkpoint: Checkpoint
     certificate: Certificate
+    is_built_anew: bool = False  # its heads were fitted for the checkpoint
+
+    @property
+    def bound(self) -> float:
+        assert self.certificate.bound is not None
+        return self.certificate.bound
 
 
 def stock_checkpoint(
@@ -81,7 +91,8 @@ def stock_checkpoint(
     reason = "nothing was proved about its heads in float32"
     if program is not None and program.num_attention_layers == 1:
         try:
-            return _certified(lay_out(stock_network(program, target.box)), target, None, eps, has_theorem, progress)
+            checkpoint = lay_out(scaled(stock_network(program, target.box)))
+            return _certified(checkpoint, target, None, eps, has_theorem, progress)
         except (InputError, ProgramError, BoundNotMet) as error:
             reason = str(error)
     if target.expression is None:
@@ -89,7 +100,7 @@ def stock_checkpoint(
             f"the network cannot be exported as it is ({reason}), and without an expression it cannot be built anew "
             "with constant keys. Compile an expression, or export to ONNX."
         )
-    return _composed(target, eps, progress)
+    return replace(_composed(target, eps, progress), is_built_anew=True)
 
 
 def _require_exportable(target: Target) -> None:
@@ -106,11 +117,20 @@ def _require_exportable(target: Target) -> None:
 
 
 def _composed(target: Target, eps: float | None, progress: Progress | None) -> StockExport:
-    """Fit heads with constant keys. If rounding outweighs the fit, coarser fits are tried while the bound falls."""
+    """Fit heads with constant keys, and again while the bound is above eps and falls.
+
+    If rounding is the larger part of the bound, the next fits are coarser; otherwise they are finer.
+    """
+    size = _size(target)
+    if not size < LARGEST_SIZE:
+        raise InputError(
+            f"{target.describe()} has values of up to {size:.3g} on {target.box}: they overflow float32, the "
+            "arithmetic of a stock checkpoint. Scale the function."
+        )
     best: StockExport | None = None
-    size = float(np.abs(target(_corners(target))).max(initial=0.0))
-    goal = max(eps or 0.0, ROUNDING_LEVEL * size, 1e-30)
     problem: BoundNotMet | None = None
+    least = max(ROUNDING_LEVEL * size, LEAST_EPS)
+    goal = wanted = max(eps or 0.0, least)
     for _ in range(MOST_ATTEMPTS):
         try:
             built = compose(target, eps=goal, dtype=DTYPE, progress=progress, constant_keys=True)
@@ -119,23 +139,25 @@ def _composed(target: Target, eps: float | None, progress: Progress | None) -> S
         except BoundNotMet as error:
             problem, goal = error, COARSER * goal
             continue
-        bound = found.certificate.bound or math.inf
-        if best is not None and bound > WORTHWHILE * (best.certificate.bound or math.inf):
-            return best if bound > (best.certificate.bound or math.inf) else found
-        best = found
-        if bound <= 2 * goal:
+        if best is not None and found.bound >= best.bound:
             break
-        goal = COARSER * goal
+        best = found
+        if best.bound <= wanted:
+            break
+        rounding = next((term.value for term in best.certificate.terms if term.name == "rounding"), 0.0)
+        goal = COARSER * goal if rounding > best.bound / 2 else max(least, FINER * goal)
     if best is None:
         assert problem is not None
         raise problem
     return best
 
 
-def _corners(target: Target) -> Float[np.ndarray, "points d"]:
-    """Return points that show the size of a function."""
-    rng = np.random.default_rng(0)
-    return target.box.lo + rng.random((1000, target.box.d)) * target.box.widths
+def _size(target: Target) -> float:
+    """Return the largest absolute value at some points, or at those of a table."""
+    points = target.check_points()
+    if points is None:
+        points = sample_points(target.box, SAMPLED)
+    return float(np.abs(target(points)).max(initial=0.0))
 
 
 def _certified(
@@ -146,11 +168,16 @@ def _certified(
     has_theorem: bool,
     progress: Progress | None,
 ) -> StockExport:
-    """Prove a bound of the checkpoint. Raise BoundNotMet if none is found."""
+    """Prove a bound of the checkpoint. Raise BoundNotMet if none is found.
+
+    Silent keys move the average of a head by at most 2^17·e^−80 < 10^−29 of its largest value, and underflow in norms
+    moves an input by less than 2^−100 of its largest value. The room for the checker (ANY_ORDER_ROUNDING) covers both:
+    it is a tenth of a rounding that is at least 2^−24 of these values. The checker counts them one by one.
+    """
     program = checkpoint.program()
     work = sum(head.keys.num_keys for head in checkpoint.network.heads)
     observed = observed_error(lambda points: evaluate(checkpoint, points), target, work, math.inf)
-    truncation = TRUNCATION * max(1.0, float(np.abs(target(_corners(target))).max(initial=0.0)))
+    truncation = checkpoint.underflow
     points = target.check_points()
     claim = Certificate(
         None, observed, (), (*target.assumptions, *ASSUMPTIONS), DTYPE, "estimate", "inf", truncation=truncation
@@ -219,13 +246,13 @@ def export_stock(
     if reason := why_not_writable(path, STOCK):
         raise InputError(f"cannot export to {path!s}: {reason}")
     found = stock_checkpoint(target, program=program, eps=eps, has_theorem=has_theorem, progress=progress)
-    bound = found.certificate.bound or math.inf
-    if bound > limit:
+    if found.bound > limit:
         raise BoundNotMet(
-            f"the bound of the stock checkpoint of {target.describe()} on {target.box} is {bound:.3g} in float32, "
-            f"above eps={limit:g}. Nothing was written. Choose a larger eps or a smaller box.",
+            f"the bound of the stock checkpoint of {target.describe()} on {target.box} is {found.bound:.3g} in "
+            f"float32, above eps={limit:g}. Nothing was written. Choose a larger eps or a smaller box.",
             eps=limit,
-            bound=bound,
+            bound=found.bound,
         )
-    save_checkpoint(path, found.checkpoint, found.certificate, expression)
+    made = "fitted anew, with constant keys" if found.is_built_anew else "those of the network, as they are"
+    save_checkpoint(path, found.checkpoint, found.certificate, expression, made)
     return found

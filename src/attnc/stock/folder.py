@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import hashlib
 
-from attnc.exports.directory import CARD, CERTIFICATE, WEIGHTS, json_bytes, json_lines, utf8
-from attnc.exports.safe_files import CONFIG, FolderKind, PathLike, pack_tensors, write_whole
-from attnc.exports.stock_layout import Checkpoint
+from attnc.exports.directory import CARD, STOCK, STOCK_FAMILY, WEIGHTS, json_bytes, json_lines, utf8
+from attnc.exports.safe_files import CONFIG, PathLike, pack_tensors, write_whole
+from attnc.exports.stock_layout import CONTEXT, Checkpoint
 from attnc.model_card import code, escape, fenced
 from attnc.proofs.certificate import Certificate
 from attnc.targets.box import Box
 from attnc.wording import ceiling
 
-FORMAT_FAMILY = "attnc.stock/"
-FORMAT = f"{FORMAT_FAMILY}1"
-STOCK = FolderKind(
-    "a stock checkpoint",
-    FORMAT_FAMILY,
-    ("attnc", "format"),
-    lambda name: name in (CONFIG, WEIGHTS, CARD) or CERTIFICATE.fullmatch(name),
-)
+FORMAT = f"{STOCK_FAMILY}1"
 SNIPPET = """\
 import torch
 from transformers import AutoModel
@@ -36,8 +29,10 @@ def f(points):  # (n, {d}), columns {columns} -> (n, {outputs})
 print(f([{middle}]))"""
 
 
-def save_checkpoint(path: PathLike, checkpoint: Checkpoint, claim: Certificate, expression: str | None) -> None:
-    """Write the folder, whole or not at all."""
+def save_checkpoint(
+    path: PathLike, checkpoint: Checkpoint, claim: Certificate, expression: str | None, made: str
+) -> None:
+    """Write the folder, whole or not at all. `made` says where its heads come from."""
     box = checkpoint.network.box
     weights = pack_tensors(checkpoint.tensors(), {"format": "pt"})
     stated = {"format": FORMAT, "expression": expression, "box": box.as_json(), **checkpoint.names()}
@@ -46,7 +41,7 @@ def save_checkpoint(path: PathLike, checkpoint: Checkpoint, claim: Certificate, 
         CONFIG: json_bytes({**checkpoint.config(), "attnc": stated}, CONFIG),
         WEIGHTS: weights,
         "certificate.json": json_lines(certificate, "certificate.json"),
-        CARD: utf8(card(checkpoint, claim, expression), CARD),
+        CARD: utf8(card(checkpoint, claim, expression, made), CARD),
     }
     write_whole(path, files, STOCK)
 
@@ -58,7 +53,7 @@ def snippet(checkpoint: Checkpoint) -> str:
     return SNIPPET.format(d=box.d, columns=", ".join(box.names), outputs=len(checkpoint.outputs), middle=repr(middle))
 
 
-def card(checkpoint: Checkpoint, claim: Certificate, expression: str | None) -> str:
+def card(checkpoint: Checkpoint, claim: Certificate, expression: str | None, made: str) -> str:
     """Return the model card as Markdown."""
     network, box = checkpoint.network, checkpoint.network.box
     what = "the values of a table" if expression is None else code(expression)
@@ -76,6 +71,7 @@ def card(checkpoint: Checkpoint, claim: Certificate, expression: str | None) -> 
                 f"{'at the points of the table' if claim.is_of_table else 'at every point of the box'}, in float32, "
                 "rounding included.",
                 f"- **Observed error (sampled):** {'none' if claim.observed is None else ceiling(claim.observed)}",
+                f"- **Heads:** {made}",
                 f"- **Size:** {checkpoint.num_layers} layers, {len(network.heads)} heads, {network.prefix} key tokens, "
                 f"{len(checkpoint.channels)} channels in use of {checkpoint.width}",
             ]
@@ -85,8 +81,9 @@ def card(checkpoint: Checkpoint, claim: Certificate, expression: str | None) -> 
         fenced(snippet(checkpoint), "python"),
         "`attnc verify .` proves the bound again from config.json and model.safetensors alone.",
         "## Conventions",
-        "Tokens 0 to " + str(network.prefix - 1) + " of the vocabulary are keys, and come first. Any number of query "
-        "tokens follow, up to the context; they do not see each other. The token `<pad>` may stand anywhere. "
+        f"Tokens 0 to {network.prefix - 1} of the vocabulary are keys, and come before all queries. Any number of "
+        f"query tokens follow, up to {CONTEXT:,} tokens in all; they do not see each other, as long as they "
+        "are in the box. The token `<pad>` may stand anywhere. "
         "`model.config.attnc` names the channels of the residual stream, the words, and the heads with the channels "
         "that they read and write. With `AutoModelForCausalLM` the logit of the word `<output j>` is output j.",
         "## The bound assumes",

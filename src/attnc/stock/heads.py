@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -51,7 +52,7 @@ def stock_network(program: Program, box: Box) -> StockNetwork:
         variables = [*after, *(variables[i] for i in stage.carried.tolist())]
     rows, columns = form.output.shape
     outputs = tuple(_combined(form.output, entry, variables) for entry in range(rows * columns))
-    return _scaled(StockNetwork(box, tuple(heads), outputs, program.output_shape))
+    return StockNetwork(box, tuple(heads), outputs, program.output_shape)
 
 
 def _is_alone(stage: AttentionStage, entry: int, residual: Mapping[str, float]) -> bool:
@@ -89,18 +90,22 @@ def _keys(
     return SoftHead(keys[:, moves], offsets, values), tuple(queries[j] for j in moves)
 
 
-def _scaled(network: StockNetwork) -> StockNetwork:
-    """Return the network with channels of at most 1 where heads are only read by outputs: the read-out scales them."""
-    read = {name for head in network.heads for query in head.queries for name in query}
+def scaled(network: StockNetwork) -> StockNetwork:
+    """Return the network with values of at most 1, if no head reads the channels of another: the read-out scales them.
+
+    The claims of a derivation are about the channels as they are. So this is for networks without one.
+    """
+    if any(
+        name in head.writes for head in network.heads for other in network.heads for q in other.queries for name in q
+    ):
+        return network
     scales: dict[str, float] = {}
     heads = []
     for head in network.heads:
-        sizes = np.abs(head.keys.values).max(axis=0, initial=0.0)
-        for name, size in zip(head.writes, sizes.tolist(), strict=True):
-            large = name not in read and len(network.heads) == 1 and size > 1
-            scales[name] = 2.0 ** np.ceil(np.log2(size)) if large else 1.0
-        factors = np.array([1 / scales[name] for name in head.writes])
-        keys = SoftHead(head.keys.slopes, head.keys.offsets, head.keys.values * factors)
-        heads.append(StockHead(head.name, head.layer, head.queries, keys, head.writes))
+        sizes = np.abs(head.keys.values).max(axis=0)
+        factors = np.where(sizes > 1, 2.0 ** np.ceil(np.log2(np.maximum(sizes, 1.0))), 1.0)
+        scales |= dict(zip(head.writes, factors.tolist(), strict=True))
+        keys = SoftHead(head.keys.slopes, head.keys.offsets, head.keys.values / factors)
+        heads.append(replace(head, keys=keys))
     outputs = tuple({name: c * scales.get(name, 1.0) for name, c in output.items()} for output in network.outputs)
-    return StockNetwork(network.box, tuple(heads), outputs, network.output_shape)
+    return replace(network, heads=tuple(heads), outputs=outputs)

@@ -9,7 +9,7 @@ import numpy as np
 from attnc.numerics.arrays import Float
 from attnc.numerics.rounding import up
 from attnc.proofs.cells.kind import Bounds, Goal, Kind
-from attnc.proofs.margins import LEAF_ROOM, STAGE_ROUNDING
+from attnc.proofs.margins import ANY_ORDER_ROUNDING, LEAF_ROOM, STAGE_ROUNDING
 from attnc.proofs.rounding.program import Roundings
 from attnc.proofs.rounding.stage import rounding_bounds
 from attnc.proofs.stages.extraction import OneStage
@@ -24,6 +24,12 @@ class StageRounding:
     truncation: float = 0.0
     level: float = 0.0  # about the largest rounding at points; this part of the goal is left to rounding
     spare: float = STAGE_ROUNDING  # the factor that leaves room for the checker
+
+    @classmethod
+    def of(cls, stage: OneStage, roundings: Roundings, truncation: float) -> StageRounding:
+        """Return the rounding with the room that sums over keys need, in blocks or in any order."""
+        room = ANY_ORDER_ROUNDING if roundings.is_in_any_order else STAGE_ROUNDING
+        return cls(stage, roundings, truncation, spare=room)
 
     def over(
         self, centres: np.ndarray, radii: np.ndarray, enough: np.ndarray | float = np.inf, *, for_any_weights: bool

@@ -24,7 +24,7 @@ import numpy as np
 from attnc.ir.layers import Affine
 from attnc.ir.normal_form import AttentionStage, FoldedHead, SoftmaxStage
 from attnc.ir.program import Program
-from attnc.ir.summing import depth
+from attnc.ir.summing import MOST_KEYS, depth
 from attnc.numerics.arrays import Bool, Float, Int
 from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma, up
 from attnc.proofs.stages.enclosed_sparse import EnclosedForm, EnclosedSparse, SizeForm
@@ -222,6 +222,12 @@ class Roundings:
     @property
     def unit(self) -> float:
         return UNIT_ROUNDOFF[self.dtype]
+
+    @property
+    def is_in_any_order(self) -> bool:
+        """Whether a head in float32 adds up its few keys in no blocks, because there are too many tokens."""
+        is_deep = (len(head.value_sizes) <= MOST_KEYS <= head.depth for head in self.heads)
+        return self.dtype == "float32" and any(is_deep)
 
     @property
     def reach(self) -> float:

@@ -26,7 +26,7 @@ from attnc.numerics.intervals import Interval
 from attnc.numerics.limits import check_time, time_share
 from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma, up
 from attnc.proofs.cells.branching import PROVING
-from attnc.proofs.margins import ARGUMENT_ROOM, RANGE_ROOM, ROUNDING_ROOM
+from attnc.proofs.margins import ANY_ORDER_ROUNDING, ARGUMENT_ROOM, RANGE_ROOM, ROUNDING_ROOM
 from attnc.proofs.proof import HeadProof, Leaves, Proof, Stages
 from attnc.proofs.prover import ProofRequest, Prover, require_same_shapes
 from attnc.proofs.staged.claims import ChannelClaim, Claims, NotBoundedError, State, Stated, claims_for
@@ -283,7 +283,9 @@ class _ProvedGroup:
             limit=max(head.claim.limit for head in heads),
         )
         rounding, proof = line.rounding(size, proof)
-        self.rounding = rounding if divides else float(up(ROUNDING_ROOM * rounding))
+        any_order = any(head.channel.roundings.is_in_any_order for head in heads)
+        room = ANY_ORDER_ROUNDING if any_order else 1.0 if divides else ROUNDING_ROOM
+        self.rounding = rounding if room == 1 else float(up(room * rounding))
         deltas = up(proof.cells.upper[:, 0] + up(self.rounding / size), 2) if size > 0 else proof.cells.upper[:, 0]
         delta = float(deltas.max())
         deltas = np.maximum(deltas, LEAST_SHARE * delta) if divides else np.full(len(deltas), delta)

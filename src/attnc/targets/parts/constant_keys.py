@@ -46,6 +46,8 @@ def with_constant_keys(outputs: Sequence[Part], ranges: PartRanges) -> list[Part
             case Unary(base, tree) if tree == ABSOLUTE:
                 relu = Unary(made[id(base)], RELU)
                 new = combination([(_scaled(relu, ranges.size(part)), TWO), (relu.base, MINUS)])
+                if isinstance(new, Combination):
+                    new = dataclasses.replace(new, known=part)
             case Unary(base, _):
                 new = _scaled(dataclasses.replace(part, base=made[id(base)]), ranges.size(part))
             case Multiply(left, right):
