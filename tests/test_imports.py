@@ -29,7 +29,7 @@ LEVELS = (
     {"incontext"},
     {"model_card"},
     {"plots", "stock"},
-    {"exact_channels", "proving"},
+    {"exact_channels", "groundtruth", "proving"},
     {"interventions", "retraining"},
     {"comparing"},
     {"network"},

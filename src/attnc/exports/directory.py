@@ -53,6 +53,15 @@ def save_network(
     card: str,
 ) -> str:
     """Write the directory, whole or not at all. Return the SHA-256 of the weights, which the certificates state."""
+    files = network_files(program, config, certificates, card)
+    write_whole(path, files, NETWORK)
+    return hashlib.sha256(files[WEIGHTS]).hexdigest()
+
+
+def network_files(
+    program: Program, config: Mapping[str, Any], certificates: Mapping[str, Mapping[str, Any]], card: str
+) -> dict[str, bytes]:
+    """Return the files of the directory by name. The certificates state the SHA-256 of the weights."""
     check(program)
     if taken := [key for key in RESERVED if key in config]:
         raise FileError(f"the configuration may not use the key {taken[0]!r}: the saved network writes it itself")
@@ -67,8 +76,7 @@ def save_network(
     for name, certificate in certificates.items():
         files[name] = json_lines({**certificate, "weights_sha256": digest}, name)
     files[CARD] = utf8(card, CARD)
-    write_whole(path, files, NETWORK)
-    return digest
+    return files
 
 
 class SavedNetwork(NamedTuple):

@@ -359,6 +359,7 @@ class FolderKind:
     family: str  # all formats of this kind begin with it
     keys: tuple[str, ...]  # the keys that lead to the format in config.json
     is_part: Callable[[str], object]  # true for the names of its files
+    has_folders: bool = False  # if it has, it is never replaced
 
     def includes(self, path: PathLike) -> bool:
         """Return whether the config.json of a folder states a format of this kind, of any version."""
@@ -372,6 +373,8 @@ class FolderKind:
 
     def why_not_replace(self, path: str) -> str | None:
         """Return why a folder may not be replaced, or None if it may."""
+        if self.has_folders:
+            return "a folder that exists already"
         try:
             with os.scandir(path) as entries:
                 is_own = {e.name: self.is_part(e.name) and not e.is_dir(follow_symlinks=False) for e in entries}
@@ -390,10 +393,11 @@ def write_whole(path: PathLike, files: Mapping[str, bytes], kind: FolderKind) ->
     """Make the directory `path` with these files in it, and leave no trace on failure.
 
     An existing directory of this kind is replaced. Anything else is left unchanged. Only the last component
-    of the path is created.
+    of the path is created. If the kind has folders, names of files may begin with them, as in "folder/file".
     """
     for name in files:
-        if name in ("", ".", "..") or any(sign in name for sign in "/\\\0"):
+        parts = name.split("/") if kind.has_folders else [name]
+        if any(part in ("", ".", "..") or any(sign in part for sign in "/\\\0") for part in parts):
             raise FileError(f"cannot save a file under the name {name!r}: it must be a plain name, without folders")
     try:
         given = os.fspath(path)
@@ -404,6 +408,8 @@ def write_whole(path: PathLike, files: Mapping[str, bytes], kind: FolderKind) ->
         new, old = os.path.join(parent, f".attnc-{token}.new"), os.path.join(parent, f".attnc-{token}.old")
         try:
             os.mkdir(new)
+            for folder in sorted({os.path.dirname(name) for name in files} - {""}):
+                os.makedirs(os.path.join(new, folder), exist_ok=True)
             for name, content in files.items():
                 _write_file(os.path.join(new, name), content)
             _sync_directory(new)

@@ -295,7 +295,7 @@ class Certificate:
         heads = () if self.by_heads is None else self.by_heads.heads
         sizes = [self.bound, self.observed, self.truncation, *(term.value for term in self.terms), *self.leaf_bounds]
         sizes += [] if self.beyond is None else [self.beyond.relative, self.beyond.reach]
-        for size in (*sizes, *(size for head in heads for size in (head.bound, head.carrier_size))):
+        for size in (*sizes, *(size for head in heads for size in (head.bound, head.carrier_size, head.noise))):
             if size is not None and not size >= 0:
                 raise ValueError(f"expected a finite number ≥ 0, found {size!r:.80}")
         parts = {"the sum of its terms": math.fsum(term.value for term in self.terms)}
@@ -329,6 +329,8 @@ def _head_json(head: HeadProof) -> dict[str, Any]:
     left_out = {name for name in ("argument_as", "carrier_as") if getattr(head, name) is None}
     if not (len(bounds) or head.carrier_size):
         left_out.add("carrier_size")  # the unit of the bounds
+    if not head.noise:
+        left_out.add("noise")
     names = (name for name in (LIKE_FIELDS if is_like else HEAD_FIELDS) if name not in left_out)
     return {name: _plain(getattr(head, name)) for name in names} | _stated(leaf_bounds=tuple(bounds.tolist()))
 

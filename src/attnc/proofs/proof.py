@@ -126,6 +126,7 @@ class HeadProof:
     bound: float
     leaves: Leaves | None = None
     like: str | None = None
+    noise: float = 0.0  # a further error of the channel, from the machine that computes the program
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import abc
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from attnc.errors import ProgramError
 from attnc.ir.layers import Affine
@@ -36,7 +37,9 @@ class ProofRequest(Budget):
 
     `observed` is an error that was seen. No bound can be below it, and bounds much closer to it are not sought. `eps`
     is the error that was asked for. Bounds far below it are not sought. `derivation` states a function for every head.
-    It is checked, not trusted. `has_theorem` is true if a theorem of the construction bounds the error already.
+    It is checked, not trusted. `has_theorem` is true if a theorem of the construction bounds the error already. `noise`
+    is a further error of channels that heads write, by their names: a proof head by head then holds for every machine
+    that computes the program with at most this much noise.
 
     In a thread whose arithmetic is not the one that proofs rest on, no request can be made: InputError.
     """
@@ -48,6 +51,7 @@ class ProofRequest(Budget):
     truncation: float = 0.0  # an error of engines besides rounding, in any output
     derivation: Derivation | None = None
     has_theorem: bool = False
+    noise: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         require_no_fault()

@@ -36,6 +36,7 @@ class StageClaim:
     held: Ends | None
     bound: float
     like: str | None
+    noise: float | None  # a further error of the channel, from the machine that computes the program; it is added
     leaves: tuple[Leaf, ...]
     leaf_bounds: tuple[float, ...]  # one for each leaf; `bound` where the certificate has none
 
@@ -93,6 +94,7 @@ def _stage(entry: Object, where: str, known: dict[str, StageClaim]) -> StageClai
         require(low < high, f"the interval [{low}, {high}] of {where[:-1]} is empty or reversed")
     name, leaves, bounds = f"stage {claim.name!r:.40}", claim.leaves, claim.leaf_bounds
     require(len(bounds) == len(leaves), f"{name} has {len(leaves)} leaves and {len(bounds)} bounds")
+    require(claim.noise is None or claim.noise >= 0, f"the noise of {name} is negative")
     in_order = all(0 <= x <= claim.bound for x in (claim.bound, *bounds))
     require(in_order, f"a bound of {name} is negative, or that of a leaf above that of the stage")
     is_one_stage = all(leaf.kind != ENCLOSURE for leaf in leaves)

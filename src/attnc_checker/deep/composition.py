@@ -203,7 +203,7 @@ class _Walk:
         size = (exact_size + unit.off).max(arb(claim.carrier_size or 0))
         unit_terms, reach = None if claim.carrier is None else unit.terms, self.reduction.reach
         line, unsure, fixed = along(stage, t.terms, unit_terms, reach, size, claim.name)
-        unsure += self.reduction.program.flush
+        unsure += self.reduction.program.flush + arb(claim.noise or 0)
         pieces, own = Pieces(claim, low, high, t.off, bool(self.axes)), size * claim.bound + unsure
         deviations = Deviations(claim, size, size / span(unit.terms, reach), fixed, unsure)
         self.links.append(Link(place, argument, t, pieces, carrier, unit, deviations))

@@ -76,6 +76,7 @@ def compose(
     max_bytes: int = MAX_BYTES,
     progress: Progress | None = None,
     constant_keys: bool = False,
+    max_value: float = MAX_VALUE,
 ) -> Built:
     """A deep program: affine maps compute sums, and one head computes each function of one part and each product.
 
@@ -104,6 +105,9 @@ def compose(
     constant_keys : bool, optional
         Whether keys and values must be the same for every input, as in a stock checkpoint. Then products are computed
         from squares, and kinks by keys that are dense there. Every head writes numbers of a size of at most 1.
+    max_value : float, optional
+        Largest ratio of the values of fitted keys to those of the function. With a smaller one, heads take more keys,
+        and errors of their weights have less effect.
 
     Returns
     -------
@@ -129,21 +133,27 @@ def compose(
     request = Request(eps, dtype, max_anchors=max_anchors, max_bytes=max_bytes, progress=progress)
     COMPOSE.accept(target, request)
     assert target.expression is not None
-    found = _ledger(target, target.expression, request, constant_keys).composed(progress, excess={})
+    found = _ledger(target, target.expression, request, constant_keys, max_value).composed(progress, excess={})
     if found.num_anchors > max_anchors:
         needed = f"{found.num_anchors:,} anchors"
         raise too_many_anchors(target, eps, NAME, needed, f"max_anchors={max_anchors:,}")
     return found.build(dtype)
 
 
-def _ledger(target: Target, expression: Expression, request: Request, constant_keys: bool = False) -> Ledger:
+def _ledger(
+    target: Target,
+    expression: Expression,
+    request: Request,
+    constant_keys: bool = False,
+    max_value: float = MAX_VALUE,
+) -> Ledger:
     """Return the ledger of the parts of the expression. One head can compute each part."""
     eps, dtype = request.goal, request.dtype
     ranges = PartRanges(sub_boxes(target.box), expression.variables)
 
     @functools.cache
     def fits_in_one_head(lo: float, hi: float, tree: Node) -> bool:
-        return HeadsOf(tree, lo, hi, dtype).is_within_reach(eps / 8)
+        return HeadsOf(tree, lo, hi, dtype, max_value=max_value).is_within_reach(eps / 8)
 
     def can_fit(base: Part, tree: Node) -> bool:
         recipe = _recipe(tree)
@@ -154,7 +164,7 @@ def _ledger(target: Target, expression: Expression, request: Request, constant_k
     outputs = Lowering(expression.variables, can_fit, gates).lower(expression.outputs)
     if constant_keys:
         outputs = with_constant_keys(outputs, ranges)
-    ledger = Ledger(target, outputs, ranges, eps, dtype, constant_keys)
+    ledger = Ledger(target, outputs, ranges, eps, dtype, constant_keys, max_value)
     if ledger.heads:
         level = ROUNDINGS_OF_HEADS * UNIT_ROUNDOFF[dtype] * max(map(ranges.size, ledger.outputs))
         require_resolution(target, eps, dtype, level)
@@ -226,9 +236,10 @@ class Ledger:
         eps: float,
         dtype: str,
         constant_keys: bool = False,
+        max_value: float = MAX_VALUE,
     ) -> None:
         self.target, self.outputs, self.ranges, self.eps, self.dtype = target, outputs, ranges, eps, dtype
-        self.constant_keys = constant_keys
+        self.constant_keys, self.max_value = constant_keys, max_value
         self.factors = _factors(outputs)
         self.absorbed = {id(function) for function, _ in self.factors.values()}
         self.order = in_order(outputs, lambda part: self.factors.get(id(part)) or operands_of(part))
@@ -342,7 +353,7 @@ class Ledger:
         """Return the heads of a function on an interval. Equal functions on equal intervals share them."""
         key = part.tree, lo, hi, not self.constant_keys and id(part) not in self.absorbed
         if key not in self.known:
-            self.known[key] = HeadsOf(part.tree, lo, hi, self.dtype, key[-1])
+            self.known[key] = HeadsOf(part.tree, lo, hi, self.dtype, key[-1], self.max_value)
         return self.known[key]
 
     def total(self, fits: Mapping[int, PartFit], deltas: Mapping[int, float]) -> float:
@@ -565,11 +576,18 @@ class HeadsOf:
     `is_free` tells whether the keys may carry t.
     """
 
-    def __init__(self, tree: Node, lo: float, hi: float, dtype: str, is_free: bool = True) -> None:
+    def __init__(
+        self, tree: Node, lo: float, hi: float, dtype: str, is_free: bool = True, max_value: float = MAX_VALUE
+    ) -> None:
         self.tree, self.lo, self.hi, self.dtype, self.is_free = tree, lo, hi, dtype, is_free
+        self.max_value = max_value
         self.f = function_of_one(tree)
         self.tried: list[_Trial] = []
         self.large: list[PartFit] = []  # fits with more keys
+
+    def _value_limit(self, delta: float) -> float:
+        """Return the largest |values|/size for an error of δ."""
+        return min(self.max_value, value_limit(delta, self._points[2], self.dtype))
 
     def is_within_reach(self, delta: float) -> bool:
         """Whether at most MOST_FUSED equally spaced anchors have an error of at most δ."""
@@ -578,7 +596,7 @@ class HeadsOf:
             return False
         if self._is_constant:
             return True
-        return self._lines.reaches(delta, value_limit(delta, size, self.dtype) * size, MOST_FUSED)
+        return self._lines.reaches(delta, self._value_limit(delta) * size, MOST_FUSED)
 
     def within(self, delta: float) -> PartFit | None:
         """Return the cheapest head with an error of at most δ, or None if there is none."""
@@ -667,7 +685,8 @@ class HeadsOf:
     def _quotient(self, delta: float, p: int, is_even: bool) -> PartFit | None:
         """Return p keys with fitted offsets, or None if as many keys or more are known not to reach δ."""
         t, wanted, size = self._points
-        limit, goal = max(LEAST_LIMIT, value_limit(delta, size, self.dtype)), delta / size / BETWEEN
+        limit = min(self.max_value, max(LEAST_LIMIT, self._value_limit(delta)))
+        goal = delta / size / BETWEEN
         for trial in self.tried:
             if trial.is_even == is_even and trial.p == p and trial.has_met(delta, limit):
                 return trial.fit
@@ -695,7 +714,7 @@ class HeadsOf:
         t, wanted, size = self._points
         if max(abs(self.lo), abs(self.hi)) < LEAST_MAGNITUDE[self.dtype] or not math.isfinite(size):
             return None
-        lines, limit = self._lines, value_limit(delta, size, self.dtype) * size
+        lines, limit = self._lines, self._value_limit(delta) * size
 
         def attempt(goal: float, failed: Sequence[PartFit]) -> PartFit | None:
             found = lines.smallest(goal, limit)

@@ -89,7 +89,7 @@ class StagedProver(Prover):
         if made is None:
             raise ProgramError(f"there is no derivation by which {target.describe()} could be proved head by head")
         claims = made(target, request.derivation, program, read, len(found))
-        walk = _StageWalk(claims, target, str(program.dtype))
+        walk = _StageWalk(claims, target, str(program.dtype), request.noise)
         try:
             for number, stage in enumerate(found):
                 request.report(number / len(found))
@@ -108,8 +108,8 @@ class StagedProver(Prover):
 class _StageWalk:
     """A walk through the stages. `state` is the state after the last one, `flow` has the errors of all heads so far."""
 
-    def __init__(self, claims: Claims, target: Target, dtype: str) -> None:
-        self.claims, self.box = claims, target.box
+    def __init__(self, claims: Claims, target: Target, dtype: str, noise: Mapping[str, float]) -> None:
+        self.claims, self.box, self.noise = claims, target.box, noise
         sizes = self.box.magnitude
         casts = up(UNIT_ROUNDOFF[dtype] * sizes, 2) if dtype != "float64" else np.zeros(self.box.d)
         self.state = State(self.box.names, sizes, casts)
@@ -124,7 +124,7 @@ class _StageWalk:
         channels = channels_of(part, state.reach, self.claims.claimed)
         claims = self.claims.of_stage(part, channels, state)
         after = self._passed_on(channels, {claim.output for claim in claims})
-        heads = [_ClaimedHead.of(claim, channels[claim.output], state) for claim in claims]
+        heads = [_ClaimedHead.of(claim, channels[claim.output], state, self.noise) for claim in claims]
         groups = self._grouped(heads)
         proved = list[_ProvedGroup]()
         for number, alike in enumerate(groups):
@@ -159,13 +159,13 @@ class _StageWalk:
     def _grouped(self, heads: Sequence[_ClaimedHead]) -> list[list[_ClaimedHead]]:
         """Group heads that are the same function of t.
 
-        A head at a constant t is a group of its own, and every head is if the box is divided.
+        A head at a constant t or with noise is a group of its own, and every head is if the box is divided.
         """
         found: dict[tuple[object, ...], list[_ClaimedHead]] = {}
         for place, head in enumerate(heads):
             rounds = max(float(each.score_errors[:, -1].max()) for each in head.line.roundings)  # errors at t = 0
             roughness = round(math.log2(max(ROUGH_SCORES, rounds)) / 2) if math.isfinite(rounds) else 0
-            alone = place if self.claims.divides or not head.argument.form.weights.any() else None
+            alone = place if self.claims.divides or head.noise or not head.argument.form.weights.any() else None
             key = head.claim.function_text, head.line.value_bytes, roughness, alone
             found.setdefault(key, []).append(head)
         return list(found.values())
@@ -240,9 +240,10 @@ class _ClaimedHead:
     argument_error: float
     carrier_error: float
     carrier_size: float
+    noise: float
 
     @classmethod
-    def of(cls, claim: ChannelClaim, channel: Channel, state: State) -> _ClaimedHead:
+    def of(cls, claim: ChannelClaim, channel: Channel, state: State, noise: Mapping[str, float]) -> _ClaimedHead:
         """Make the head. Raise NotBoundedError if a number is infinite.
 
         The error of t includes room for the checker, unless t is an input.
@@ -256,7 +257,7 @@ class _ClaimedHead:
         size = float(up(size + off)) if off > 0 else size
         if not np.isfinite([error, size, argument.lo, argument.hi]).all():
             raise NotBoundedError
-        return cls(claim, channel, line, error, off, size)
+        return cls(claim, channel, line, error, off, size, noise.get(channel.name, 0.0))
 
     @property
     def argument(self) -> Stated:
@@ -288,11 +289,12 @@ class _ProvedGroup:
         deltas = up(proof.cells.upper[:, 0] + up(self.rounding / size), 2) if size > 0 else proof.cells.upper[:, 0]
         delta = float(deltas.max())
         deltas = np.maximum(deltas, LEAST_SHARE * delta) if divides else np.full(len(deltas), delta)
-        self.own, self.is_complete = float(up(size * delta + line.unsure, 2)), proof.complete
+        unsure = float(up(line.unsure + first.noise)) if first.noise else line.unsure
+        self.own, self.is_complete = float(up(size * delta + unsure, 2)), proof.complete
         self.deviations = None
         if divides:
             fixed = 0.0 if claim.carrier is None else first.channel.fixed_size(claim.carrier.form)
-            self.deviations = Deviations(leaf_intervals(proof), deltas, size, fixed, line.unsure)
+            self.deviations = Deviations(leaf_intervals(proof), deltas, size, fixed, unsure)
         self.slopes = Slopes.of(claim.function, lo, hi, errors, held, SLOPE_PIECES if divides else 1)
         largest, carried = self.slopes.values.mag.max(axis=1), np.array([head.carrier_error for head in heads])
         self.errors = up(self.own + size * self.slopes.change + largest * carried, 4)
@@ -315,6 +317,7 @@ class _ProvedGroup:
                 held=held,
                 like=None if head is first else claim.name,
                 leaves=leaves if head is first else None,
+                noise=head.noise,
             )
             for head in heads
         ]
