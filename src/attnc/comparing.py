@@ -29,11 +29,11 @@ from attnc.wording import ceiling, plural, shortened
 if TYPE_CHECKING:
     pass
 
-MAX_KEYS = 4096
+MAX_MATCHED_KEYS = 4096
 """Maximum number of keys of a head whose keys are matched: the cost matrix then has 16 million entries, 128 MB."""
 RANK = 1e-9
 """Directions whose singular value is below this share of the largest do not count to a subspace."""
-MAX_BYTES = 2**32
+MAX_MAPS_BYTES = 2**32
 """Limit of the memory for the attention maps of one network."""
 
 
@@ -296,7 +296,7 @@ class _Subject:
         def keep(name: str, array: np.ndarray) -> np.ndarray:
             return self._cache.setdefault(name, array) if name in parts else array
 
-        self.outputs = evaluate_visited(self.program, inputs, keep, MAX_BYTES)
+        self.outputs = evaluate_visited(self.program, inputs, keep, MAX_MAPS_BYTES)
 
     def flat(self, head: str, part: str) -> Float[np.ndarray, "samples columns"]:
         array = self._cache[f"{head}.{part}"].astype(np.float64)
@@ -407,9 +407,10 @@ def _matched(
     """Match keys one to one with the smallest sum of squares. Return the pairs, and their root mean square distance."""
     from scipy.optimize import linear_sum_assignment
 
-    if max(len(keys), len(others)) > MAX_KEYS:
+    if max(len(keys), len(others)) > MAX_MATCHED_KEYS:
         raise InputError(
-            f"{names[0]} and {names[1]} have {len(keys):,} and {len(others):,} keys: at most {MAX_KEYS:,} are matched"
+            f"{names[0]} and {names[1]} have {len(keys):,} and {len(others):,} keys: at most {MAX_MATCHED_KEYS:,} are "
+            "matched"
         )
     rows, columns = linear_sum_assignment(_squares(keys, others))
     order = np.argsort(columns)

@@ -957,12 +957,12 @@ class Network:
         >>> "<script" in view.page, "http" in view.page.replace("http-equiv", "")
         (True, False)
         """
-        from attnc.plots.attention_page import MOST_POINTS, attention_view
+        from attnc.plots.attention_page import MOST_PAGE_POINTS, attention_view
 
         arrays = self._as_arrays(inputs, outside)
         count = len(arrays[0])
-        if not 1 <= count <= MOST_POINTS:
-            raise InputError(f"a page shows from 1 to {MOST_POINTS} points, found {count:,}")
+        if not 1 <= count <= MOST_PAGE_POINTS:
+            raise InputError(f"a page shows from 1 to {MOST_PAGE_POINTS} points, found {count:,}")
         outputs, cache = self.run(*inputs, cache=True, outside=outside, max_bytes=max_bytes)
         flat = np.concatenate([array.reshape(count, -1) for array in arrays], axis=1)
         points = [

@@ -16,7 +16,7 @@ from attnc.converting import propagation  # noqa: E402
 from attnc.converting.activations import Activation, solve  # noqa: E402
 from attnc.converting.modules import AttentionActivation  # noqa: E402
 from attnc.converting.on_box import on_box  # noqa: E402
-from attnc.numerics.affine_forms import AffineForm, spectral_norm  # noqa: E402
+from attnc.numerics.affine_forms import AffineVectors, spectral_norm  # noqa: E402
 from attnc.numerics.intervals import Interval  # noqa: E402
 from converting import trace  # noqa: E402
 
@@ -199,7 +199,7 @@ def test_rounding_of_gates_and_of_torch(name, dtype):
 def test_affine_forms_contain_their_members():
     rng = np.random.default_rng(0)
     x = Interval(-np.ones(5), np.full(5, 2.0))
-    form = AffineForm.around(x)
+    form = AffineVectors.around(x)
     W, V = rng.normal(size=(4, 5)), rng.normal(size=(3, 4))
     made = form.linear(W, np.ones(4)).scaled(np.array([0.5, -1.0, 2.0, 0.0])).with_noise(np.full(4, 0.1), 0.15)
     out = made.linear(V) + form.linear(V @ W)

@@ -13,7 +13,7 @@ pytest.importorskip("numba")
 import attnc
 from attnc.engines.chains import EXPONENTIAL_ERROR, REDUCTION_ERROR, as_chains
 from attnc.engines.exponential_numba import powers_of_two
-from attnc.engines.fused import AFFINE, PAIR, SIMPLE_HEAD, Instructions, Step, instructions
+from attnc.engines.fused import AFFINE, PAIR, SIMPLE_HEAD, Instruction, Instructions, instructions
 from attnc.engines.fused_numba import compiled
 from attnc.engines.fusing import QUOTIENT, fuse
 from attnc.engines.powers import as_powers
@@ -74,9 +74,9 @@ def run_head(
 ) -> np.ndarray:
     """Return the averages by compiled loops: rows 0 (variable), 1 (query) and 2 (average)."""
     dtype, columns = slopes.dtype, values[:, None]
-    query = Step(AFFINE, (0,), (1,), (np.array([0, factor], dtype),))
+    query = Instruction(AFFINE, (0,), (1,), (np.array([0, factor], dtype),))
     powers = as_powers(slopes, offsets, columns)
-    step = Step(SIMPLE_HEAD, (1,), (2,), (offsets, slopes[:, None], columns), len(slopes), 1, powers)
+    step = Instruction(SIMPLE_HEAD, (1,), (2,), (offsets, slopes[:, None], columns), len(slopes), 1, powers)
     given = Instructions((query, step), (2,), 1, dtype)
     assert [each.kind for each in fuse(given).steps if each.reads] == [QUOTIENT]
     out, most = np.empty((len(points), 1), dtype), np.full(1, np.inf, dtype)

@@ -145,7 +145,7 @@ def test_large_affine_maps_are_sparse(monkeypatch):
     points = torch.tensor(points_of(net))
     found = []
     for cells in (2**20, 0):
-        monkeypatch.setattr("attnc.engines.torch_unfolded.DENSE_CELLS", cells)
+        monkeypatch.setattr("attnc.engines.torch_unfolded.MOST_DENSE_CELLS", cells)
         module = net.to_torch(form="unfolded", trainable=True)
         out = module(points)
         out.sum().backward()

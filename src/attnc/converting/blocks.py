@@ -62,7 +62,7 @@ LINEAR = {"mm": (0, 1), "addmm": (1, 2), "bmm": (0, 1), "_grouped_mm": (0, 1), "
 
 
 @dataclass(frozen=True)
-class Ball:
+class InputBall:
     """Vectors g·t + b along the last axis, with |t|₂ ≤ √n."""
 
     g: Float[np.ndarray, " n"]
@@ -90,7 +90,7 @@ class Known:
 
     bound: Callable[[], float | None] = lambda: None
     shares: dict[int, Share] = field(default_factory=dict)  # id of an entry of the report → how often its error counts
-    ball: Ball | None = None
+    ball: InputBall | None = None
     square_of: tuple[str, Tensor] | None = None  # a step of a norm: ("square" | "mean" | "inverse", the vector)
 
     @cached_property
@@ -158,7 +158,7 @@ class BlockErrors:
             weight, n = args[2], args[1][0]
             bias = args[3] if name == "native_layer_norm" else None
             g = np.ones(n) if weight is None else numbers(weight)
-            self._note_ball(result[0], Ball(g, np.zeros(n) if bias is None else numbers(bias)))
+            self._note_ball(result[0], InputBall(g, np.zeros(n) if bias is None else numbers(bias)))
         elif name in ("mul", "add", "sub", "div", "neg") and not options and isinstance(result, Tensor):
             self._arithmetic(name, args, result, is_data)
         elif name == "pow" and args[1] == 2:
@@ -166,7 +166,7 @@ class BlockErrors:
         elif name in ("mean", "rsqrt"):
             self._norm_step(name, args, result)
 
-    def _note_ball(self, y: Tensor, ball: Ball) -> None:
+    def _note_ball(self, y: Tensor, ball: InputBall) -> None:
         most = float((np.abs(ball.g) * math.sqrt(len(ball.g)) + np.abs(ball.b)).max()) * ROOM
         self.known[y] = Known(lambda: most, ball=ball)
 
@@ -193,7 +193,7 @@ class BlockErrors:
             for one, other in ((a, y), (b, x)):
                 if one.square_of is not None and one.square_of[0] == "inverse" and one.square_of[1] is other:
                     n = other.shape[-1]
-                    self._note_ball(result, Ball(np.ones(n), np.zeros(n)))
+                    self._note_ball(result, InputBall(np.ones(n), np.zeros(n)))
                     return
         if not is_data(x) and isinstance(x, Tensor) and y is not None:
             x, y, a, b = y, x, b, a
@@ -234,7 +234,7 @@ class BlockErrors:
         if a.ball is not None and name == "mul":
             values = numbers(c) if isinstance(c, Tensor) else np.asarray(float(c))
             if values.ndim == 0 or values.shape == a.ball.g.shape:
-                known.ball = Ball(a.ball.g * values, a.ball.b * values)
+                known.ball = InputBall(a.ball.g * values, a.ball.b * values)
         self.known[result] = known
 
     def _linear(self, name: str, args: Any, result: Tensor, path: str, is_data: Callable[[Any], bool]) -> None:

@@ -36,7 +36,7 @@ LARGEST_OFFSET_RANGE = 60.0
 """The largest difference of two offsets of powers: e^60 is far from overflow in float32."""
 LARGE = 2.0**64
 """Beyond this |x| a line is computed. Powers end at e^{−87}, and 2⁶⁴·e^{−87} is still below 10⁻¹⁸."""
-STEEP = 2000.0
+STEEPEST_SLOPE = 2000.0
 """Slopes that differ by more than this make lines: exponentials are needed within 0.05 of a kink only."""
 KINK_ROOM = 8.0
 """Added to MOST_EXPONENT for the distance from a kink: it covers the rounding of scores beside the kink."""
@@ -75,7 +75,7 @@ def evaluation_of(keys: Keys, dtype: str, *, is_product: bool = False) -> Evalua
     order = np.argsort(stored["slopes"], kind="stable")
     a, c, v, u = (stored[name][order] for name in ("slopes", "offsets", "values", "carried"))
     step = lattice_step(a, dtype)
-    if step is not None and step > STEEP and len(a) <= 3:
+    if step is not None and step > STEEPEST_SLOPE and len(a) <= 3:
         kinks = _kinks(a, c, dtype)
         if kinks is not None:
             return _lines(a, c, v, u, kinks, step, dtype, is_product)

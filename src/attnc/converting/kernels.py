@@ -51,7 +51,7 @@ class Loop:
             team[0](self.address, ctypes.addressof(given), threads, 0)
 
 
-class Fused:
+class ActivationLoops:
     """The compiled loops of an activation in one dtype."""
 
     def __init__(self, evaluation: Evaluation, dtype: str) -> None:

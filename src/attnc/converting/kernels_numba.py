@@ -25,7 +25,7 @@ compiled_call: Any = intrinsic
 ARGUMENTS = ("x", "y", "grad", "count", "numbers", "num_numbers", "num_keys", "threads", "thread_number")
 """The entries of the array of int64 that a worker takes. The first three and `numbers` are addresses, and
 `thread_number` is the address of a C function without arguments that returns the number of the calling thread."""
-BLOCK = 256
+CHUNK = 256
 """Number of elements whose scores are computed at once: they stay in the first cache."""
 LINE_SPAN, LINE_BLOCK = 1024, 64
 """Numbers of elements that are computed as lines at once. A span with an element close to a kink is computed again in
@@ -466,15 +466,23 @@ _attend_slope = inlined(_attend_slope, CONTRACT)
 
 def keys(x: Any, y: Any, grad: Any, c: Any, p: Any) -> None:
     """One exponential for each key."""
-    s = np.empty((6, BLOCK), c.dtype)
-    for at in range(0, len(y), BLOCK):
-        _attend(x[at : at + BLOCK], y[at : at + BLOCK], c, c[5:], p, s)
+    s = np.empty((6, CHUNK), c.dtype)
+    for at in range(0, len(y), CHUNK):
+        _attend(x[at : at + CHUNK], y[at : at + CHUNK], c, c[5:], p, s)
 
 
 def keys_slope(x: Any, y: Any, grad: Any, c: Any, p: Any) -> None:
-    s = np.empty((9, BLOCK), c.dtype)
-    for at in range(0, len(y), BLOCK):
-        _attend_slope(x[at : at + BLOCK], y[at : at + BLOCK], grad[at : at + BLOCK], c, c[5:], p, s)
+    s = np.empty((9, CHUNK), c.dtype)
+    for at in range(0, len(y), CHUNK):
+        _attend_slope(
+            x[at : at + CHUNK],
+            y[at : at + CHUNK],
+            grad[at : at + CHUNK],
+            c,
+            c[5:],
+            p,
+            s,
+        )
 
 
 def _on_lines(x: Any, y: Any, c: Any) -> Any:

@@ -26,7 +26,7 @@ from torch.autograd.graph import increment_version
 from attnc.converting import kernels
 from attnc.converting.activations import Solved, key_arrays
 from attnc.converting.evaluation import evaluation_of, evaluation_text
-from attnc.converting.kernels import Fused
+from attnc.converting.kernels import ActivationLoops
 from attnc.converting.report import Replaced
 from attnc.errors import InputError
 
@@ -170,7 +170,7 @@ class FusedAttend(torch.autograd.Function):
     """The compiled loops, with a gradient. Backward keeps x, or the output if that is enough."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, gate: AttentionActivation, fused: Fused, inplace: bool) -> Tensor:
+    def forward(ctx: Any, x: Tensor, gate: AttentionActivation, fused: ActivationLoops, inplace: bool) -> Tensor:
         if inplace:
             kept, y = x.clone(), x
             ctx.mark_dirty(x)
@@ -196,19 +196,19 @@ class FusedAttend(torch.autograd.Function):
         return found, None, None, None
 
 
-class Prepared:
+class PreparedKeys:
     """The compiled loops of a gate by dtype, each with the keys it was made of. Copies of a gate begin without any."""
 
     def __init__(self) -> None:
-        self.made: dict[torch.dtype, tuple[bytes, Fused]] = {}
+        self.made: dict[torch.dtype, tuple[bytes, ActivationLoops]] = {}
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Prepared:
-        return Prepared()
+    def __deepcopy__(self, memo: dict[int, Any]) -> PreparedKeys:
+        return PreparedKeys()
 
-    def __reduce__(self) -> tuple[type[Prepared], tuple[()]]:
-        return Prepared, ()
+    def __reduce__(self) -> tuple[type[PreparedKeys], tuple[()]]:
+        return PreparedKeys, ()
 
-    def get(self, gate: AttentionActivation, dtype: torch.dtype) -> Fused:
+    def get(self, gate: AttentionActivation, dtype: torch.dtype) -> ActivationLoops:
         """Return the loops for the keys as they are stored now."""
         stored = [gate._buffers[name] for name in KEY_TENSORS]
         content = b"".join([ctypes.string_at(k.data_ptr(), 8 * k.numel()) for k in stored])  # type: ignore[union-attr]
@@ -216,7 +216,7 @@ class Prepared:
         if found is None or found[0] != content:
             keys = {name: getattr(gate, name).numpy() for name in KEY_TENSORS}
             evaluation = evaluation_of(keys, DTYPES[dtype], is_product=gate.solved.is_product)
-            found = self.made[dtype] = content, Fused(evaluation, DTYPES[dtype])
+            found = self.made[dtype] = content, ActivationLoops(evaluation, DTYPES[dtype])
         return found[1]
 
 
@@ -240,7 +240,7 @@ class AttentionActivation(nn.Module):
         super().__init__()
         self.solved, self.inplace, self.scale = solved, inplace, scale_of(solved)
         self.entry: Replaced | None = None  # its line in the report
-        self.prepared = Prepared()
+        self.prepared = PreparedKeys()
         for name, numbers in key_arrays(solved.keys).items():
             self.register_buffer(name, torch.tensor(numbers, device=device))
 

@@ -23,7 +23,7 @@ import numpy as np
 from attnc.converting.activations import Solved, key_arrays
 from attnc.converting.rounding import NORMAL, SLACK, KeyNumbers, cells, key_numbers, on_cells
 from attnc.errors import InputError
-from attnc.numerics.affine_forms import AffineForm, norm_up
+from attnc.numerics.affine_forms import AffineVectors, norm_up
 from attnc.numerics.arrays import Float
 from attnc.numerics.intervals import Interval
 from attnc.numerics.quiet import quiet
@@ -37,7 +37,7 @@ TORCH_ULPS = 8
 """Largest assumed error of torch's activations, in ulp of max(1, |x|, |f(x)|). The tests find none above half of it."""
 SOFTPLUS_JUMP = 2.1e-9
 """torch's softplus is the identity where βx > 20. This is β times the jump there, log(1 + e⁻²⁰), rounded up."""
-MAX_COLUMNS = 16_384
+MAX_UNKNOWNS = 16_384
 """Number of unknown numbers above which an affine form is folded into one per entry. A form of width 1024 then takes
 128 MB."""
 
@@ -47,14 +47,14 @@ Enclosed = tuple[Interval, Interval]
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ModelComparison:
     """Two networks whose difference is carried: the second is always the original in exact arithmetic."""
 
     by_attention: bool  # whether the first has attention for activations
     rounds: bool  # whether the first is computed in the dtype of the model
 
 
-COMPARISONS = (Comparison(True, False), Comparison(True, True), Comparison(False, True))
+COMPARISONS = (ModelComparison(True, False), ModelComparison(True, True), ModelComparison(False, True))
 """The converted network in exact arithmetic, the converted one as computed, and the original one as computed."""
 
 
@@ -62,16 +62,16 @@ COMPARISONS = (Comparison(True, False), Comparison(True, True), Comparison(False
 class Reached:
     """What the network reaches at one place, for all inputs of the box: values, and gaps for each of COMPARISONS."""
 
-    values: AffineForm
+    values: AffineVectors
     within: Interval  # the values lie here too
-    gaps: tuple[AffineForm, ...]
+    gaps: tuple[AffineVectors, ...]
     dtype: str
     tokens: int  # largest number of tokens over which attention takes a mean
 
     @classmethod
     def of(cls, box: Interval, dtype: str, tokens: int) -> Reached:
-        zero = AffineForm.zero(len(box))
-        return cls(AffineForm.around(box), box, tuple(zero for _ in COMPARISONS), dtype, tokens)
+        zero = AffineVectors.zero(len(box))
+        return cls(AffineVectors.around(box), box, tuple(zero for _ in COMPARISONS), dtype, tokens)
 
     @property
     def u(self) -> float:
@@ -83,15 +83,15 @@ class Reached:
 
     def exact_again(self) -> Reached:
         """Return the same values with no gaps."""
-        return replace(self, gaps=tuple(AffineForm.zero(len(self.within)) for _ in COMPARISONS))
+        return replace(self, gaps=tuple(AffineVectors.zero(len(self.within)) for _ in COMPARISONS))
 
-    def around(self, gap: AffineForm) -> Interval:
+    def around(self, gap: AffineVectors) -> Interval:
         """Return an interval that contains the values of both networks that this gap compares."""
         return self.within + Interval(-gap.size, gap.size)
 
-    def then(self, values: AffineForm, within: Interval | None, gaps: list[AffineForm]) -> Reached:
+    def then(self, values: AffineVectors, within: Interval | None, gaps: list[AffineVectors]) -> Reached:
         """Return the next place. Forms with many unknown numbers are folded."""
-        forms = [form if form.num_columns <= MAX_COLUMNS else form.folded() for form in (values, *gaps)]
+        forms = [form if form.num_columns <= MAX_UNKNOWNS else form.folded() for form in (values, *gaps)]
         known = forms[0].interval
         return replace(
             self,
@@ -105,14 +105,14 @@ def linear(x: Reached, W: Float[np.ndarray, "m n"], b: Vector) -> Reached:
     """W·x + b. As computed, it is off by γ_{n+1}(|W|·|x| + |b|), in any order of summation."""
     n = W.shape[1]
 
-    def rounded(gap: AffineForm) -> Vector:
+    def rounded(gap: AffineVectors) -> Vector:
         terms = up(up(np.abs(W) @ x.around(gap).mag, n + 1) + np.abs(b))
         return up(up(gamma(n + 1, x.u) * terms) + (n + 1) * NORMAL[x.dtype])
 
     moved = [gap.linear(W) for gap in x.gaps]
     pairs = zip(COMPARISONS, x.gaps, moved, strict=True)
     gaps = [after.with_noise(rounded(gap)) if which.rounds else after for which, gap, after in pairs]
-    plain = AffineForm.of_box(x.within).linear(W, b).interval
+    plain = AffineVectors.of_box(x.within).linear(W, b).interval
     return x.then(x.values.linear(W, b), plain, gaps)
 
 
@@ -304,7 +304,7 @@ class Norm:
     def n(self) -> int:
         return len(self.gain)
 
-    def centring(self, x: AffineForm) -> AffineForm:
+    def centring(self, x: AffineVectors) -> AffineVectors:
         """P·x: subtract the mean."""
         if not self.centred:
             return x
@@ -312,7 +312,7 @@ class Norm:
         lost = up(2.0**-52 * up(size + up(size.sum(), n) / n, 2))  # 1/n and 1 − 1/n are rounded
         return x.linear(np.eye(n) - 1 / n).widened(lost)
 
-    def inverse_size(self, c: Interval, form: AffineForm | None) -> Interval:
+    def inverse_size(self, c: Interval, form: AffineVectors | None) -> Interval:
         """Return the range of s. By Cauchy and Schwarz, |c| ≥ c·c₀/|c₀| for the centre c₀ of the form."""
         n = self.n
         squares = c.square()
@@ -341,13 +341,13 @@ def normed(x: Reached, norm: Norm) -> Reached:
     off = max(float(up(s.hi - middle)), float(up(middle - s.lo)))
     values = c.scaled(np.full(n, middle)).with_noise(up(off * inside.mag))
     if (values.spread > up(t.width)).all():  # the range of t is narrower than that of the form
-        values = AffineForm.around(t)
+        values = AffineVectors.around(t)
     within = Interval.point(gain) * t + norm.bias
     gaps = [_normed_gap(x, norm, which, gap) for which, gap in zip(COMPARISONS, x.gaps, strict=True)]
     return x.then(values.scaled(gain, norm.bias), within, gaps)
 
 
-def _normed_gap(x: Reached, norm: Norm, which: Comparison, gap: AffineForm) -> AffineForm:
+def _normed_gap(x: Reached, norm: Norm, which: ModelComparison, gap: AffineVectors) -> AffineVectors:
     n, gain = norm.n, np.abs(norm.gain)
     moved = norm.centring(gap)
     p = moved.size
@@ -355,7 +355,7 @@ def _normed_gap(x: Reached, norm: Norm, which: Comparison, gap: AffineForm) -> A
     s = norm.inverse_size(inside, None if p.any() else norm.centring(x.values))
     t = norm.normalised(inside, s)
     noise = np.zeros(n)
-    out = AffineForm.zero(n)
+    out = AffineVectors.zero(n)
     if p.any():
         s0, t0 = float(s.mid), t.mid
         ds = max(float(up(s.hi - s0)), float(up(s0 - s.lo)))
@@ -374,7 +374,7 @@ def _normed_gap(x: Reached, norm: Norm, which: Comparison, gap: AffineForm) -> A
     return out.with_noise(noise)
 
 
-def _norm_rounding(x: Reached, norm: Norm, gap: AffineForm, c: Interval, s: Interval, t: Interval) -> Vector:
+def _norm_rounding(x: Reached, norm: Norm, gap: AffineVectors, c: Interval, s: Interval, t: Interval) -> Vector:
     """Bound the rounding of a norm layer, under the assumption about its statistics in `on_box.ASSUMPTIONS`.
 
     Proof.  If the mean is off by E and √(mean c²) by E, then c is off by E + u|c|, and s relatively by
@@ -440,7 +440,7 @@ def attended(x: Reached, layer: SelfAttention) -> Reached:
             off = off + (gamma(d + 4, x.u) + 2 * x.u) * scores + 2 * x.u * scores
             noise = up(noise + up(gamma(3 * x.tokens + 64, x.u) * wide.mag) + (x.tokens + 1) * NORMAL[x.dtype])
         share = np.repeat(np.minimum(SLACK * off / 2, 1.0), d)
-        gaps.append(AffineForm.zero(len(noise)).with_noise(up(noise + up(share * up(wide.width)))))
+        gaps.append(AffineVectors.zero(len(noise)).with_noise(up(noise + up(share * up(wide.width)))))
     mean = replace(v, values=v.values.folded(), gaps=tuple(gaps))
     return linear(mean, layer.W_O, layer.b_O)
 

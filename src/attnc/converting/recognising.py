@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from attnc.converting.activations import Activation
 
-SOFTPLUS_JUMP = 1e-8
+LARGEST_JUMP = 1e-8
 """The largest jump of a softplus that is converted. torch's softplus is x beyond a threshold, and jumps there. With the
 default threshold 20 the jump is 2.1e-9."""
 GUARD = 1e-4
@@ -57,7 +57,7 @@ def _softplus(beta: float = 1.0, threshold: float = 20.0) -> Reading:
     if not beta > 0:
         return f"softplus with beta={beta:g}"
     jump = math.log1p(math.exp(-threshold)) / beta
-    if jump > SOFTPLUS_JUMP:
+    if jump > LARGEST_JUMP:
         return f"softplus with threshold={threshold:g} jumps by {jump:.2g} there"
     return _made("softplus", beta=beta)
 

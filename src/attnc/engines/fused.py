@@ -50,7 +50,7 @@ SCORES_PER_STEP = 2**15
 """The number of scores of a head that numpy computes at once: 256 KiB of float64 stay in a second-level cache."""
 
 
-class Step(NamedTuple):
+class Instruction(NamedTuple):
     """One instruction. Each row is written by one step."""
 
     kind: int
@@ -67,7 +67,7 @@ class Step(NamedTuple):
 class Instructions(NamedTuple):
     """The steps of a program, and the rows of its outputs. The first rows are the variables."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[Instruction, ...]
     outputs: tuple[int, ...]
     num_inputs: int
     dtype: np.dtype[np.floating]
@@ -86,7 +86,7 @@ class Instructions(NamedTuple):
         kept = [*range(self.num_inputs), *(row for step in self.steps if not step.reads for row in step.writes)]
         last |= dict.fromkeys((*kept, *self.outputs), len(self.steps))
         places, free, count = {row: place for place, row in enumerate(kept)}, list[int](), len(kept)
-        steps = list[Step]()
+        steps = list[Instruction]()
         for number, step in enumerate(self.steps):
             for row in step.writes if step.reads else ():
                 if not free:
@@ -263,7 +263,7 @@ class _Writer:
     """Writes instructions, and numbers rows."""
 
     def __init__(self, dtype: np.dtype[np.floating]) -> None:
-        self.steps: list[Step] = []
+        self.steps: list[Instruction] = []
         self._dtype, self._num_rows, self._count, self._sums = dtype, 0, 0, dict[tuple[object, ...], int]()
 
     def new(self, count: int) -> list[int]:
@@ -277,7 +277,7 @@ class _Writer:
         self._require(self._count)
         return np.asarray(numbers, self._dtype)
 
-    def _write(self, step: Step) -> None:
+    def _write(self, step: Instruction) -> None:
         self._count += len(step.reads) + len(step.writes)
         self._require(self._count)
         self.steps.append(step)
@@ -311,7 +311,7 @@ class _Writer:
         if name not in self._sums:
             (self._sums[name],) = target = self.new(1)
             numbers = self._stored(np.array([constant, *coefficients]))
-            self._write(Step(AFFINE, tuple(rows), tuple(target), (numbers,)))
+            self._write(Instruction(AFFINE, tuple(rows), tuple(target), (numbers,)))
         return self._sums[name]
 
     def _sum(self, parts: Sequence[tuple[float, list[float], list[int]]]) -> int:
@@ -334,7 +334,7 @@ class _Writer:
         self._count_keys(columns)
         for start in range(0, rows * columns, max(1, columns)):
             part = slice(start, start + columns)
-            self._write(Step(SOFTMAX, tuple(logits[part]), tuple(written[part]), num_keys=columns))
+            self._write(Instruction(SOFTMAX, tuple(logits[part]), tuple(written[part]), num_keys=columns))
         return [*written, *(u[i] for i in stage.carried)]
 
     def attention(self, stage: AttentionStage, u: Sequence[int]) -> list[int]:
@@ -387,7 +387,7 @@ class _Writer:
             kind = SIMPLE_HEAD if is_simple else HEAD
             if rows:
                 numbers = offsets, slopes, values
-                self._write(Step(kind, tuple(queries), tuple(rows), numbers, len(seen), len(used), powers))
+                self._write(Instruction(kind, tuple(queries), tuple(rows), numbers, len(seen), len(used), powers))
             averages = list[int | None]([None] * head.values.shape[1])
             for row, (column, variable, _) in zip(rows, columns, strict=True):
                 if variable is not None:
@@ -399,7 +399,7 @@ class _Writer:
     def _product(self, row: int, factors: int, added: int | None) -> int:
         """Return the row of row·factors + added."""
         (target,) = self.new(1)
-        self._write(Step(PRODUCT, (row, factors) if added is None else (row, factors, added), (target,)))
+        self._write(Instruction(PRODUCT, (row, factors) if added is None else (row, factors, added), (target,)))
         return target
 
     def _pair(
@@ -409,7 +409,7 @@ class _Writer:
         read = self.form(values, u, [int(key) * d_v + column for key in seen for column in range(d_v)])
         rows = self.new(d_v)
         for column, row in enumerate(rows):
-            self._write(Step(PAIR, (query, read[column], read[d_v + column]), (row,), numbers, 2, 1))
+            self._write(Instruction(PAIR, (query, read[column], read[d_v + column]), (row,), numbers, 2, 1))
         return rows
 
     def _moving_keys(self, head: FoldedHead, u: Sequence[int]) -> list[list[int]]:
@@ -424,7 +424,7 @@ class _Writer:
                 *own,
                 *(values[k * d_v + c] for k in seen for c in range(d_v)),
             ]
-            self._write(Step(MOVING, tuple(read), tuple(rows), (), len(seen), d_k))
+            self._write(Instruction(MOVING, tuple(read), tuple(rows), (), len(seen), d_k))
             found.append(rows)
         return found
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from attnc.engines.chains import as_chains
-from attnc.engines.fused import AFFINE, PAIR, PRODUCT, SIMPLE_HEAD, Instructions, Step
+from attnc.engines.fused import AFFINE, PAIR, PRODUCT, SIMPLE_HEAD, Instruction, Instructions
 
 QUOTIENT = 7
 """The kind of a head of one argument as a quotient of polynomials, after those of `fused`. It reads its variable, a
@@ -38,7 +38,7 @@ def fuse(given: Instructions) -> Instructions:
 
 class _Fuser:
     def __init__(self, given: Instructions) -> None:
-        self._given, self._made = given, dict[int, Step]()  # the step that writes a row
+        self._given, self._made = given, dict[int, Instruction]()  # the step that writes a row
         self._uses = Counter(row for step in given.steps for row in step.reads)
         self._uses.update(given.outputs)
         self._num_rows = 1 + max((row for step in given.steps for row in step.writes), default=given.num_inputs)
@@ -59,7 +59,7 @@ class _Fuser:
                 self._put(step)
         return self._given._replace(steps=self._ordered())
 
-    def _put(self, step: Step) -> None:
+    def _put(self, step: Instruction) -> None:
         self._made.update(dict.fromkeys(step.writes, step))
 
     def _new(self) -> int:
@@ -70,16 +70,16 @@ class _Fuser:
         """Return a row in which all numbers are this one."""
         if value not in self._constants:
             row = self._constants[value] = self._new()
-            self._put(Step(AFFINE, (), (row,), (np.array([value], self._given.dtype),)))
+            self._put(Instruction(AFFINE, (), (row,), (np.array([value], self._given.dtype),)))
         return self._constants[value]
 
-    def _quotients(self, head: Step) -> None:
+    def _quotients(self, head: Instruction) -> None:
         offsets, slopes, values = head.numbers
         query = self._made.get(head.reads[0])
         read, factor = head.reads[0], 1.0
         if query is not None and query.kind == AFFINE and len(query.reads) == 1 and query.numbers[0][0] == 0:
             read, factor = query.reads[0], float(query.numbers[0][1])
-        quotients = list[Step]()
+        quotients = list[Instruction]()
         for column, row in enumerate(head.writes):
             chains = as_chains(slopes[:, 0], offsets, values[:, column], factor) if head.powers is not None else None
             if chains is None:
@@ -87,11 +87,11 @@ class _Fuser:
                 return
             first = np.array([chains.rate, chains.low, chains.least, chains.most, factor], self._given.dtype)
             numbers = first, chains.weights, chains.products, offsets, slopes, values[:, column : column + 1].copy()
-            quotients.append(Step(QUOTIENT, (read, self._one, self._zero), (row,), numbers, head.num_keys, 1))
+            quotients.append(Instruction(QUOTIENT, (read, self._one, self._zero), (row,), numbers, head.num_keys, 1))
         for quotient in quotients:
             self._put(quotient)
 
-    def _product(self, step: Step) -> None:
+    def _product(self, step: Instruction) -> None:
         first, second, *added = step.reads
         for row, other in ((first, second), (second, first)):
             if self._takes(row, 1.0, is_product=True):
@@ -99,7 +99,7 @@ class _Fuser:
                 return
         self._put(step)
 
-    def _sum(self, step: Step) -> None:
+    def _sum(self, step: Instruction) -> None:
         """Add up terms by the heads that write them, one after the other."""
         (constant, *coefficients), (target,) = step.numbers[0].tolist(), step.writes
         terms = list(zip(coefficients, step.reads, strict=True))
@@ -115,7 +115,7 @@ class _Fuser:
         else:
             total = self._new()
             numbers = np.array([constant, *(c for c, _ in others)], self._given.dtype)
-            self._put(Step(AFFINE, tuple(row for _, row in others), (total,), (numbers,)))
+            self._put(Instruction(AFFINE, tuple(row for _, row in others), (total,), (numbers,)))
         for number, (c, row) in enumerate(taken):
             head = self._made[row]
             factor = head.reads[-2] if c == 1 else self._constant(c)
@@ -130,13 +130,13 @@ class _Fuser:
             return False
         return head.reads[-2] == self._one or (coefficient == 1 and not is_product)
 
-    def _taken(self, row: int, factor: int, addend: int, target: int) -> Step:
+    def _taken(self, row: int, factor: int, addend: int, target: int) -> Instruction:
         head = self._made[row]
         return head._replace(reads=(*head.reads[:-2], factor, addend), writes=(target,))
 
-    def _ordered(self) -> tuple[Step, ...]:
+    def _ordered(self) -> tuple[Instruction, ...]:
         """Return the steps that the outputs need, each after those that it reads."""
-        found, seen = list[Step](), set[int]()
+        found, seen = list[Instruction](), set[int]()
         waiting: list[tuple[int, bool]] = [(row, False) for row in reversed(self._given.outputs)]
         while waiting:
             row, is_ready = waiting.pop()
@@ -152,7 +152,7 @@ class _Fuser:
         return tuple(found)
 
 
-def flattened(steps: Sequence[Step]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def flattened(steps: Sequence[Instruction]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return a table, the rows of all steps, those that are read first, and all numbers.
 
     A line of the table is kind, keys, queries, columns (or the rows that are read, of a sum or product), the number of

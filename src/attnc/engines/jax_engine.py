@@ -21,7 +21,17 @@ from typing import Any
 
 import numpy as np
 
-from attnc.engines.fused import AFFINE, HEAD, MOVING, PAIR, PRODUCT, SIMPLE_HEAD, Instructions, Step, instructions
+from attnc.engines.fused import (
+    AFFINE,
+    HEAD,
+    MOVING,
+    PAIR,
+    PRODUCT,
+    SIMPLE_HEAD,
+    Instruction,
+    Instructions,
+    instructions,
+)
 from attnc.engines.powers import LARGEST_EXPONENT, LOG2_E, POWER_OF_TWO, Powers, raised
 from attnc.engines.query_pieces import QueryPieces
 from attnc.errors import InputError, MissingExtra
@@ -41,7 +51,7 @@ MOST_TERMS = 512
 XLA took 0.6 s to compile 128 keys, and 1.7 s with a gradient, both in proportion to the keys."""
 LOG_2 = 0.6931471803691238, 1.9082149292705877e-10
 """log 2 as a sum of two numbers. The first has few bits."""
-FEW_KEYS = 8
+MOST_WRITTEN_KEYS = 8
 """The largest number of keys of a head whose exponentials are written out. XLA takes 0.6 s to compile 128 of its own,
 and 5.5 s to compile 128 that are written out."""
 SATURATED = 37.0
@@ -104,10 +114,10 @@ def _evaluator(form: NormalForm, dtype: np.dtype[Any]) -> Run:
     return _staged(form)
 
 
-def _num_terms(step: Step) -> int:
+def _num_terms(step: Instruction) -> int:
     """Return the number of terms of scores, averages and sums."""
     if step.kind == PAIR:
-        return FEW_KEYS  # about as many operations as eight exponentials of XLA
+        return MOST_WRITTEN_KEYS  # about as many operations as eight exponentials of XLA
     if step.kind in (AFFINE, PRODUCT):
         return 1 + len(step.reads)
     return 1 + step.num_keys * max(1, step.num_queries, len(step.writes))
@@ -313,7 +323,7 @@ def _inner(factors: Iterable[Array], rows: Sequence[Array], constant: Array) -> 
 
 def _exponentials(scores: Sequence[Array]) -> list[Array]:
     top = jax.lax.stop_gradient(functools.reduce(jnp.maximum, scores))
-    own = exponential if len(scores) <= FEW_KEYS else jnp.exp
+    own = exponential if len(scores) <= MOST_WRITTEN_KEYS else jnp.exp
     return [own(score - top) for score in scores]
 
 

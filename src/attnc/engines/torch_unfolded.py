@@ -28,7 +28,7 @@ try:
 except ImportError as error:
     raise MissingExtra("to_torch needs", "torch", "torch", error) from error
 
-DENSE_CELLS = 2**20
+MOST_DENSE_CELLS = 2**20
 """Maximum number of entries of an affine map that is multiplied as a dense matrix: 8 MiB. A larger one is sparse."""
 
 
@@ -178,7 +178,7 @@ class _UnfoldedAffine(_UnfoldedLayer):
         weight, rows = self._entries("weight")
         constant, places = self._entries("constant")
         flat = state.flatten(1).mT
-        if self._size[0] * self._size[1] <= DENSE_CELLS:
+        if self._size[0] * self._size[1] <= MOST_DENSE_CELLS:
             moved = weight.new_zeros(self._size).index_put(tuple(rows), weight) @ flat
         else:
             moved = torch.sparse.mm(torch.sparse_coo_tensor(rows, weight, self._size, check_invariants=False), flat)

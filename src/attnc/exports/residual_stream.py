@@ -41,7 +41,7 @@ REST_SCORES = {"float64": 2.0**900, "float32": 2.0**100}
 MAX_STREAM_BYTES = 2**28
 """Limit, in bytes, of the weights, and of the attention maps of one point. A float64 map of 5,790 keys takes as much,
 and TransformerLens makes about six arrays of this size."""
-ONE = 0
+ONE_CHANNEL = 0
 """The channel that is 1 at the query position and 0 elsewhere."""
 
 
@@ -225,7 +225,7 @@ class _Builder:
 
         constant = form.constant.reshape((-1, 1)).tocoo()
         shape = (form.linear.shape[0], self.num_stream)
-        places = (constant.coords[0], np.full(constant.nnz, ONE, np.int64))
+        places = (constant.coords[0], np.full(constant.nnz, ONE_CHANNEL, np.int64))
         return csr_array(form.linear @ variables + coo_array((constant.data, places), shape).tocsr())
 
     def _name(self, channel: str, entry: str) -> str:
@@ -255,7 +255,7 @@ class _Builder:
                 constants, W_O = values.constant.toarray(), head.W_O[:, kept]
                 written = [places[row * width + column] for column in kept]
                 block.heads.append(_PlannedHead(name, queries, keys, constants, gains, W_O, written))
-        after = self._rows([(places.get(int(entry), ONE), float(entry in places)) for entry in stage.written])
+        after = self._rows([(places.get(int(entry), ONE_CHANNEL), float(entry in places)) for entry in stage.written])
         if stage.residual is not None:
             after = after + self._through(stage.residual, variables)[stage.written]
         return block, vstack([after, variables[stage.carried]], format="csr")
@@ -283,7 +283,7 @@ class _Builder:
         slopes = csr_array(slopes)
         used = np.unique(slopes.indices)
         keys = np.column_stack([slopes[:, used].toarray(), offsets]).astype(self.dtype)
-        return vstack([variables[used], self._rows([(ONE, 1.0)])], format="csr"), keys
+        return vstack([variables[used], self._rows([(ONE_CHANNEL, 1.0)])], format="csr"), keys
 
     def _softmax(self, stage: SoftmaxStage, variables: csr_array) -> tuple[_PlannedBlock, csr_array]:
         from scipy.sparse import csr_array, vstack
@@ -309,7 +309,7 @@ class _Builder:
 
         num_keys = max((len(head.keys) for block in blocks for head in block.heads), default=0)
         last = num_keys + 1  # the query position
-        embedded: list[tuple[int, int, float]] = [(last, ONE, 1.0)]
+        embedded: list[tuple[int, int, float]] = [(last, ONE_CHANNEL, 1.0)]
         entering: list[tuple[int, int, int, float]] = [(last, 1 + i, i, 1.0) for i in range(self.form.num_inputs)]
         channels = list(self.channels)
 
@@ -323,7 +323,7 @@ class _Builder:
         for count in sorted({len(head.keys) for block in blocks for head in block.heads}):
             # With all keys in use, only the query position is idle, and that is channel 1.
             beyond = [(position, 1.0) for position in range(count + 1, last + 1)]
-            idle[count] = ONE if count == num_keys else new(f"not among {count} keys", beyond)
+            idle[count] = ONE_CHANNEL if count == num_keys else new(f"not among {count} keys", beyond)
         made: list[tuple[str, Sequence[_Wired | _WiredCopy]]] = []
         for block in blocks:
             copies, wired = _Copies(), list[_Wired]()
@@ -378,7 +378,7 @@ class _Builder:
             for channel, gain in zip(head.gains.indices[entries], head.gains.data[entries], strict=True):
                 if gain == 0:
                     continue
-                if channel == ONE:
+                if channel == ONE_CHANNEL:
                     embedded.append((1 + key, value_channels[column], float(gain)))
                 elif channel <= self.form.num_inputs:
                     entering.append((1 + key, value_channels[column], int(channel) - 1, float(gain)))
@@ -410,7 +410,7 @@ class _Wired:
         W_Q, W_K = np.zeros((width, d_k + 1), dtype), np.zeros((width, d_k + 1), dtype)
         W_Q[: planned.queries.shape[1], :d_k] = planned.queries.toarray().T
         W_K[self.key_channels, np.arange(d_k)] = 1
-        W_Q[ONE, d_k], W_K[rest, d_k], W_K[self.idle, d_k] = -2 * REST_SCORES[dtype.name], 2, 1
+        W_Q[ONE_CHANNEL, d_k], W_K[rest, d_k], W_K[self.idle, d_k] = -2 * REST_SCORES[dtype.name], 2, 1
         b_Q = np.zeros(d_k + 1, dtype)
         b_Q[d_k] = REST_SCORES[dtype.name]
         W_V = np.zeros((width, len(self.value_channels)), dtype)
@@ -459,7 +459,7 @@ class _WiredCopy:
 
     def head_of(self, width: int, rest: int, dtype: np.dtype[Any]) -> StreamHead:
         W_Q, W_K = np.zeros((width, 1), dtype), np.zeros((width, 1), dtype)
-        W_Q[self.flag], W_K[ONE], W_K[rest] = 2 * REST_SCORES[dtype.name], 1, -1
+        W_Q[self.flag], W_K[ONE_CHANNEL], W_K[rest] = 2 * REST_SCORES[dtype.name], 1, -1
         combinations = {terms: i for i, terms in enumerate(dict.fromkeys(terms for terms, _ in self.copied))}
         W_V, W_O = np.zeros((width, len(combinations)), dtype), np.zeros((len(combinations), width), dtype)
         for terms, i in combinations.items():

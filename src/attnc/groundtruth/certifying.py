@@ -10,7 +10,7 @@ import numpy as np
 from attnc.constructions.beyond.compose import compose
 from attnc.errors import ProgramError
 from attnc.exports.stock_layout import Checkpoint, StockHead, StockNetwork, input_channel, lay_out
-from attnc.groundtruth.deviations import INTERVAL_ROOM, Deviations, deviations
+from attnc.groundtruth.deviations import INTERVAL_ROOM, ChannelDeviations, deviations
 from attnc.groundtruth.disguises import Model
 from attnc.proofs.proof import HeadProof, Proof, Stages
 from attnc.proofs.prover import ProofRequest
@@ -20,7 +20,7 @@ from attnc.targets.expressions.expression import Expression
 from attnc.targets.parts.part import Derivation
 from attnc.targets.target import Target
 
-LARGEST_VALUE = 1.5
+VALUE_RATIO = 1.5
 """Largest values of keys, relative to the function. In other bases the rounding of scores is larger, and it is
 multiplied by the distances of values."""
 
@@ -36,7 +36,7 @@ class Original:
 
     @classmethod
     def of(cls, target: Target, eps: float) -> Original:
-        built = compose(target, eps=eps, dtype="float32", constant_keys=True, max_value=LARGEST_VALUE)
+        built = compose(target, eps=eps, dtype="float32", constant_keys=True, max_value=VALUE_RATIO)
         checkpoint = lay_out(with_equal_keys(stock_network(built.program, target.box)))
         derivation = built.derivation
         assert derivation is not None
@@ -50,7 +50,7 @@ class Original:
         """Bound the noise of all channels of a stored model."""
         return self.deviations(structure, stored).noise
 
-    def deviations(self, structure: Model, stored: Model) -> Deviations:
+    def deviations(self, structure: Model, stored: Model) -> ChannelDeviations:
         plain = Model.plain(self.checkpoint)
         return deviations(plain, structure, stored, self.checkpoint, self.query_intervals())
 
@@ -110,7 +110,7 @@ def _proof(
     return StagedProver().prove(checkpoint.program().astype("float64"), target, request)
 
 
-def certify(original: Original, structure: Model, stored: Model) -> tuple[Proof, Deviations]:
+def certify(original: Original, structure: Model, stored: Model) -> tuple[Proof, ChannelDeviations]:
     """Prove a bound of |f − checkpoint|, as transformers computes it in float32 with eager attention."""
     found = original.deviations(structure, stored)
     proof = _proof(original.target, original.checkpoint, original.derivation, found.noise, found.output)

@@ -40,13 +40,13 @@ from attnc.numerics.arrays import Float
 from attnc.numerics.rounding import ENGINE_ULPS, UNIT_ROUNDOFF, gamma, up
 
 U = UNIT_ROUNDOFF["float32"]
-SLACK = 2.0**-44
+PRODUCT_ERROR = 2.0**-44
 """Relative error of a float64 product of matrices of widths up to 256, in terms of the product of absolute values:
 γ_256 < 2^−44."""
 LEAST_GAP = 100.0
 """Least distance of the scores of silent tokens below the largest score. All tokens of a context then have together a
 weight below CONTEXT·e^−100 < 2^−129."""
-ROOM = 0.25
+LARGEST_NOISE = 0.25
 """The largest noise of a channel for which the bounds hold: sizes of channels include this much. More is refused."""
 INTERVAL_ROOM = 2.0**-4
 """The bounds hold for arguments up to this share of an interval beyond its ends."""
@@ -54,16 +54,16 @@ SMALL_COLUMN = 1e-5
 """A head writes less than this share of its largest value into most dimensions: only rounding."""
 FLUSH = 2.0**-100
 """A norm multiplies by a power of two and by its inverse: a number below 2^−149·2^m, m ≤ 48, may be lost."""
-MOST_CELLS = 8192
-HUGE = 200.0
+MOST_RANGES = 8192
+LARGEST_COUNTED = 200.0
 """Larger exponents count as this number. Bounds are then larger than distances of values, which are taken instead."""
 FINE = 0.02
-"""Cells are halved until all weights together grow by at most FINE on each, or until there are MOST_CELLS. Any cells
+"""Cells are halved until all weights together grow by at most FINE on each, or until there are MOST_RANGES. Any cells
 are sound."""
 
 
 @dataclass(frozen=True)
-class Deviations:
+class ChannelDeviations:
     """The noise of every channel that heads write, the error of the output, and m: the pinned channel holds 2^m."""
 
     noise: dict[str, float]
@@ -87,7 +87,7 @@ class _Line:
 
 def deviations(
     plain: Model, structure: Model, stored: Model, checkpoint: Checkpoint, intervals: Mapping[str, tuple[float, float]]
-) -> Deviations:
+) -> ChannelDeviations:
     """Bound the noise of all channels of a stored model.
 
     Parameters
@@ -106,7 +106,8 @@ def deviations(
     Raises
     ------
     ProgramError
-        If the stored numbers are too far from the program: if a silent token may be heard, or the noise exceeds ROOM.
+        If the stored numbers are too far from the program: if a silent token may be heard, or the noise exceeds
+        LARGEST_NOISE.
     """
     return _Bounding(plain, structure, stored, checkpoint, intervals).walk()
 
@@ -125,11 +126,11 @@ class _Bounding:
         self.box, self.n = checkpoint.network.box, stored.width
         self.B, self.R = stored.basis, stored.dual
         self.abs_B = np.abs(self.B)
-        F = np.abs(np.eye(self.n) - self.R @ self.B) + SLACK * np.abs(self.R) @ self.abs_B
+        F = np.abs(np.eye(self.n) - self.R @ self.B) + PRODUCT_ERROR * np.abs(self.R) @ self.abs_B
         self.off = float(F.sum(axis=1).max())
         if not self.off < 2.0**-20:
             raise ProgramError(f"the dual basis is not inverse to the basis: it is off by {self.off:.3g}")
-        self.gram = np.abs(self.B.T @ self.B) + SLACK * self.abs_B.T @ self.abs_B
+        self.gram = np.abs(self.B.T @ self.B) + PRODUCT_ERROR * self.abs_B.T @ self.abs_B
         self.E, self.z = stored.embedding.copy(), structure.embedding.copy()
         self.E[:, stored.pinned] = self.z[:, stored.pinned] = 0.0
         self._require_pinned()
@@ -148,7 +149,7 @@ class _Bounding:
 
     def _misplaced(self, word: int, at: int) -> Float[np.ndarray, " width"]:
         """Bound the distance of a stored embedding from B·z."""
-        return np.abs(self.E[word] - self.B @ self.z[at]) + SLACK * self.abs_B @ np.abs(self.z[at])
+        return np.abs(self.E[word] - self.B @ self.z[at]) + PRODUCT_ERROR * self.abs_B @ np.abs(self.z[at])
 
     def _require_pinned(self) -> None:
         """Raise ProgramError if a head reads or writes the pinned channel, or if the basis moves it."""
@@ -189,12 +190,12 @@ class _Bounding:
 
     # --- the walk -----------------------------------------------------------------------------------------------------
 
-    def walk(self) -> Deviations:
+    def walk(self) -> ChannelDeviations:
         for i, of in enumerate(self.stored.layers):
             self._layer(i, of)
         energy = max(self.largest, self.query_length**2, self.prefix_length**2)
         pinned = max(LEAST_PINNED, math.ceil(math.log2(energy / ENERGY) / 2) + 1)
-        return Deviations(self.noise, self._output(), pinned)
+        return ChannelDeviations(self.noise, self._output(), pinned)
 
     def _output(self) -> float:
         """Bound the error of the output, at the exact state: its stored coefficients, its rounding, and the drift."""
@@ -203,8 +204,8 @@ class _Bounding:
         for name, dimension in self.plain.dimensions.items():
             if c := self.plain.embedding[self.plain.output, dimension]:
                 wanted[self.structure.dimensions[name]] += c
-        found = np.abs(read @ self.B) + SLACK * np.abs(read) @ self.abs_B
-        off = np.abs(read @ self.B - wanted) + SLACK * np.abs(read) @ self.abs_B
+        found = np.abs(read @ self.B) + PRODUCT_ERROR * np.abs(read) @ self.abs_B
+        off = np.abs(read @ self.B - wanted) + PRODUCT_ERROR * np.abs(read) @ self.abs_B
         rounding = gamma(max(1, int(np.count_nonzero(read))), U) * self._product_size(
             read[None], self.query_sizes, self.query_length
         )
@@ -240,11 +241,11 @@ class _Bounding:
             else:
                 leaks += sizes
         for first, second in pairs.values():
-            leaks += np.abs(first + second).max(axis=0) + SLACK * (np.abs(first) + np.abs(second)).max(axis=0)
+            leaks += np.abs(first + second).max(axis=0) + PRODUCT_ERROR * (np.abs(first) + np.abs(second)).max(axis=0)
         for name, found in parts.items():
             self._record(self.heads[name], [values for values, _ in found], sum(error for _, error in found))
             own = self.structure.dimensions[self.heads[name].writes[0]]
-            self.moving[own] = np.abs(self.heads[name].keys.values).max() + ROOM
+            self.moving[own] = np.abs(self.heads[name].keys.values).max() + LARGEST_NOISE
         # A sum over heads rounds once per column of W_O that is not zero, and the residual once more.
         columns = int(of.W_O.any(axis=1).sum())
         rounding = gamma(max(1, columns), U) * outputs
@@ -262,9 +263,9 @@ class _Bounding:
         wanted = (tokens @ of.W_V[h].T @ of.W_O[h].T)[:, self.plain.dimensions[head.writes[0]]]
         off = np.abs(sum(values, -wanted)).max()
         size = np.abs(wanted).max() + sum(np.abs(each).max() for each in values)
-        noise = _up(error + float(off) + SLACK * float(size))
-        if not noise <= ROOM:
-            raise ProgramError(f"the noise of {head.writes[0]} may be {noise:.3g}, more than {ROOM}")
+        noise = _up(error + float(off) + PRODUCT_ERROR * float(size))
+        if not noise <= LARGEST_NOISE:
+            raise ProgramError(f"the noise of {head.writes[0]} may be {noise:.3g}, more than {LARGEST_NOISE}")
         self.noise[head.writes[0]] = noise
 
     # --- the heads of the program -------------------------------------------------------------------------------------
@@ -288,7 +289,7 @@ class _Bounding:
     def _decoy(self, i: int, h: int) -> tuple[_Line, np.ndarray]:
         """Return a head that is no part of the program, as a function of its query component."""
         read = self.structure.layers[i].W_Q[h][0] / math.sqrt(self.structure.d_head)
-        middle, half = float(read @ self.still), float(np.abs(read) @ self.moving) * (1 + ROOM)
+        middle, half = float(read @ self.still), float(np.abs(read) @ self.moving) * (1 + LARGEST_NOISE)
         return self._of_model(self.structure, i, h, middle - half, middle + half)
 
     def _of_model(self, model: Model, i: int, h: int, lo: float, hi: float) -> tuple[_Line, np.ndarray]:
@@ -312,17 +313,19 @@ class _Part:
         self.name, self.W_Q, self.W_K, self.scale = f"L{i}H{h}", W_Q, W_K, 1 / math.sqrt(of.d_head)
         self.in_query = W_Q @ b.B
         self.dq = self._moving_error(W_Q)
-        self.q = np.abs(self.in_query) @ b.reach + SLACK * np.abs(W_Q) @ b.abs_B @ b.reach + self.dq
+        self.q = np.abs(self.in_query) @ b.reach + PRODUCT_ERROR * np.abs(W_Q) @ b.abs_B @ b.reach + self.dq
         self.K, self.dK = self._projected(W_K)
         V, dV = self._projected(W_V)
         write = b.R @ W_O  # per dimension of the plain stream
-        write_off = 2 * b.off * np.abs(write).max(axis=0) + SLACK * np.abs(b.R) @ np.abs(W_O)
+        write_off = 2 * b.off * np.abs(write).max(axis=0) + PRODUCT_ERROR * np.abs(b.R) @ np.abs(W_O)
         self.values = V @ write.T
-        of_queries = np.abs(W_V @ b.B) @ b.reach + SLACK * np.abs(W_V) @ b.abs_B @ b.reach + self._moving_error(W_V)
+        of_queries = (
+            np.abs(W_V @ b.B) @ b.reach + PRODUCT_ERROR * np.abs(W_V) @ b.abs_B @ b.reach + self._moving_error(W_V)
+        )
         self.largest_values = np.maximum(np.abs(V).max(axis=0) + dV.max(axis=0), of_queries)  # padding sees queries
         sums = gamma(2 * len(V) + 8, U)
         self.value_error = (np.abs(write) + write_off) @ (dV.max(axis=0) + sums * self.largest_values)
-        self.value_error += write_off @ self.largest_values + SLACK * np.abs(write) @ self.largest_values
+        self.value_error += write_off @ self.largest_values + PRODUCT_ERROR * np.abs(write) @ self.largest_values
         silent = 4 * CONTEXT * math.exp(-LEAST_GAP)
         self.value_error += silent * (np.abs(write) @ self.largest_values)
         self.value_error *= 1 + 2.0**-20
@@ -332,7 +335,7 @@ class _Part:
         """Bound the error of a projection of query tokens: its rounding, leaks and drift."""
         b = self.of
         rounding = _gammas(W) * b._product_size(W, b.query_sizes, b.query_length)
-        leaked = (np.abs(W @ b.B) + SLACK * np.abs(W) @ b.abs_B) @ b.leaked
+        leaked = (np.abs(W @ b.B) + PRODUCT_ERROR * np.abs(W) @ b.abs_B) @ b.leaked
         return (rounding + leaked + b._product_size(W, b.drift, _length(b.drift))) * (1 + 2.0**-30)
 
     def _projected(self, W: Float[np.ndarray, "d_head width"]) -> tuple[np.ndarray, np.ndarray]:
@@ -340,8 +343,8 @@ class _Part:
         b = self.of
         E = b.E[list(b.stored.prefix)]
         junk = b._product_size(W, b.junk_sizes, _length(b.junk_sizes))
-        error = _gammas(W) * (np.abs(E) @ np.abs(W).T + junk) + SLACK * np.abs(E) @ np.abs(W).T
-        heard = (np.abs(W @ b.B) + SLACK * np.abs(W) @ b.abs_B) @ b.written
+        error = _gammas(W) * (np.abs(E) @ np.abs(W).T + junk) + PRODUCT_ERROR * np.abs(E) @ np.abs(W).T
+        heard = (np.abs(W @ b.B) + PRODUCT_ERROR * np.abs(W) @ b.abs_B) @ b.written
         heard = heard + b._product_size(W, b.prefix_drift, _length(b.prefix_drift))
         return E @ W.T, (error + heard) * (1 + 2.0**-30)
 
@@ -359,11 +362,11 @@ class _Part:
         shared = (apart.max(axis=0) + apart.min(axis=0)) / 2  # it has no effect on weights
         apart = np.abs(apart - shared)
         size = np.abs(K) @ (np.abs(self.W_Q) @ b.abs_B) * self.scale + np.abs(forms)
-        eta = (apart + SLACK * size) @ b.reach + self.dK @ self.q * self.scale
+        eta = (apart + PRODUCT_ERROR * size) @ b.reach + self.dK @ self.q * self.scale
         eta += gamma(len(self.q) + 2, U) * (np.abs(K) + self.dK) @ self.q * self.scale
         table = np.stack([line.a, line.c], axis=1)
         X, *_ = np.linalg.lstsq(table, K, rcond=None)
-        rest = np.abs(K - table @ X) + SLACK * (np.abs(table) @ np.abs(X) + np.abs(K))
+        rest = np.abs(K - table @ X) + PRODUCT_ERROR * (np.abs(table) @ np.abs(X) + np.abs(K))
         shift, theta = (np.abs(X) @ self.dq * self.scale).tolist()
         eta = (eta + rest @ self.dq * self.scale) * (1 + 2.0**-20)
         self._require_silence(line, float(eta.max() + np.abs(shared) @ b.reach))
@@ -426,13 +429,13 @@ def weights_error(
         p = np.exp(log_p)
         alpha = a - (p @ a)[:, None]
         rho = np.abs(alpha) * radii[:, None]
-        grown = np.exp(np.minimum(log_p + rho, HUGE)) - p  # p_k(q) ≤ p_k + grown_k on the cell
+        grown = np.exp(np.minimum(log_p + rho, LARGEST_COUNTED)) - p  # p_k(q) ≤ p_k + grown_k on the cell
         count += len(centres)
-        split = (grown.sum(axis=1) > FINE) & (count < MOST_CELLS)
+        split = (grown.sum(axis=1) > FINE) & (count < MOST_RANGES)
         # A number that all scores share changes no weight: so the largest score may be that at the centre.
         farthest = (np.abs(alpha) * shift + rho).max(axis=1, keepdims=True) + eta.max()
         x = eta + (theta + U) * (behind + 2 * farthest)
-        tau = np.expm1(np.minimum(x, HUGE)) * (1 + ulps) + ulps
+        tau = np.expm1(np.minimum(x, LARGEST_COUNTED)) * (1 + ulps) + ulps
         off = np.abs(v - (p @ v)[:, None])
         moved = (grown * off).sum(axis=1, keepdims=True)  # of the average
         change = grown + p * grown.sum(axis=1, keepdims=True) + p * -np.expm1(-rho)  # of each weight, at most

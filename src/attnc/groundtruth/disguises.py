@@ -36,7 +36,7 @@ which no head reads."""
 LARGEST_STRETCH = 2.0**0.5
 """Largest singular value of a skewed basis, and the inverse of the smallest one. The rounding of projections, and so
 the proven bound, grows with its square."""
-LEAST_WIDTH = 64
+LEAST_CHANNELS = 64
 """Least width of a model, so that there are dimensions for the values of split heads and decoys. It is a power of 4."""
 DECOY_SIZES = (0.5, 1.5)
 """Sizes of the values of decoys. Those of split heads are about the same, so that lengths of weights tell nothing."""
@@ -74,7 +74,7 @@ class Model:
 
     @classmethod
     def plain(cls, checkpoint: Checkpoint) -> Model:
-        """Return the model of a checkpoint, without a disguise. Its width is at least LEAST_WIDTH."""
+        """Return the model of a checkpoint, without a disguise. Its width is at least LEAST_CHANNELS."""
         checkpoint = _widened(checkpoint)
         d, places = checkpoint.d_head, {place: name for name, place in checkpoint.slots.items()}
         layers = []
@@ -147,7 +147,7 @@ class Model:
 
 
 def _widened(checkpoint: Checkpoint) -> Checkpoint:
-    more = LEAST_WIDTH - checkpoint.width
+    more = LEAST_CHANNELS - checkpoint.width
     if more <= 0:
         return checkpoint
     W_Q, W_K, W_V = (np.pad(W, ((0, 0), (0, more), (0, 0))) for W in (checkpoint.W_Q, checkpoint.W_K, checkpoint.W_V))

@@ -26,12 +26,12 @@ TRUTH_FORMAT, ANSWERS_FORMAT = f"{FAMILY}.truth/1", f"{FAMILY}.answers/1"
 INDEX, TASK, TRUTH, TENSORS = "benchmark.json", "task.json", "truth.json", "truth.safetensors"
 MODELS, ANSWERS = "models", "answers"
 WEIGHTS = "model.safetensors"
-MAX_TENSOR_BYTES = 2**28
+MAX_CHECKPOINT_BYTES = 2**28
 BENCHMARK = FolderKind("a benchmark", FAMILY, ("format",), lambda name: False, has_folders=True)
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
+class BenchmarkTask:
     """One public model: how to run it, and pairs of inputs."""
 
     name: str
@@ -72,7 +72,7 @@ def _plain_name(name: str) -> str:
     return name
 
 
-def read_task(folder: PathLike, name: str) -> Task:
+def read_task(folder: PathLike, name: str) -> BenchmarkTask:
     """Read a public model. Nothing else is read."""
     place = os.path.join(os.fspath(folder), MODELS, name)
     try:
@@ -81,7 +81,7 @@ def read_task(folder: PathLike, name: str) -> Task:
         raise FileError(f"{place!r} does not have the files of a model: {type(error).__name__}: {error}") from None
 
 
-def _read_task(place: str, name: str) -> Task:
+def _read_task(place: str, name: str) -> BenchmarkTask:
     data = read_json(os.path.join(place, TASK))
     if data.get("format") != TASK_FORMAT:
         raise FileError(f"{place!r} has no task of format {TASK_FORMAT!r}")
@@ -96,7 +96,7 @@ def _read_task(place: str, name: str) -> Task:
         shapes |= {f"{where}.mlp.down_proj.weight": (width, 1)}
         shapes |= {f"{where}.{norm}_layernorm.weight": (width,) for norm in ("input", "post_attention")}
     layout = {key: (np.dtype("<f4"), shape) for key, shape in shapes.items()}
-    tensors, _ = read_tensors(os.path.join(place, WEIGHTS), layout, MAX_TENSOR_BYTES)
+    tensors, _ = read_tensors(os.path.join(place, WEIGHTS), layout, MAX_CHECKPOINT_BYTES)
     layers = []
     for i in range(config["num_hidden_layers"]):
         where = f"model.layers.{i}.self_attn"
@@ -109,7 +109,7 @@ def _read_task(place: str, name: str) -> Task:
     # A channel that holds the same large number in all tokens keeps the norm fixed. No head reads it.
     E = np.where(np.abs(E[how["query"]]) > LARGEST_CHANNEL, 0.0, E)
     model = RunningModel(layers, E[how["prefix"]], E[how["query"]], E[tokens], E[how["output"]], names)
-    return Task(name, data, model)
+    return BenchmarkTask(name, data, model)
 
 
 LARGEST_CHANNEL = 2.0**14
@@ -125,7 +125,7 @@ class Answer:
     variables: Mapping[str, Subspace]
 
 
-def read_answers(path: PathLike, tasks: Mapping[str, Task]) -> tuple[str, dict[str, Answer]]:
+def read_answers(path: PathLike, tasks: Mapping[str, BenchmarkTask]) -> tuple[str, dict[str, Answer]]:
     """Read a file of answers. Return the name of the method, and the answers by model.
 
     Raise FileError if it is not such a file, and InputError if it names heads, variables or models that do not exist.
@@ -144,7 +144,7 @@ def read_answers(path: PathLike, tasks: Mapping[str, Task]) -> tuple[str, dict[s
     return a_text(data.get("method", "unnamed"), "method"), found
 
 
-def _answer(entry: Any, where: str, task: Task) -> Answer:
+def _answer(entry: Any, where: str, task: BenchmarkTask) -> Answer:
     stated = _object(entry, where, (), ("edges", "variables"))
     edges, scores = [], []
     for number, edge in enumerate(a_list(stated.get("edges", []), f"{where}.edges")):

@@ -15,7 +15,7 @@ from attnc.exports.safe_files import CONFIG, PathLike, pack_tensors, why_not_wri
 from attnc.exports.stock_layout import PAD, Checkpoint
 from attnc.groundtruth.causal_model import CausalModel
 from attnc.groundtruth.certifying import Original, certify, stages
-from attnc.groundtruth.deviations import Deviations
+from attnc.groundtruth.deviations import ChannelDeviations
 from attnc.groundtruth.disguises import DISGUISES, PART, Model
 from attnc.groundtruth.files import (
     ANSWERS,
@@ -59,7 +59,7 @@ PAIRS, HELD_OUT = 24, 48
 """Numbers of pairs of clean and corrupted inputs: public ones, and those that the scorer uses."""
 MOST_PAIRS_DRAWN = 4000
 """Pairs that are drawn until enough have effects with a proven tolerance."""
-SAMPLED = 2000
+SAMPLED_POINTS = 2000
 """Points at which the range of a function and the observed error are taken."""
 NAME_DIGITS = 5
 METADATA = {"format": "pt"}
@@ -75,7 +75,7 @@ class Variant:
     disguise: str
     structure: Model
     stored: Model
-    deviations: Deviations
+    deviations: ChannelDeviations
     proof: Proof
     observed: float
     pairs: Pairs
@@ -212,7 +212,9 @@ def _variants(example: Example, seed: int, number: int, draw: int, disguises: Se
     target = ExpressionTarget(expression, Box.parse(example.box, tuple(example.box)))
     original = Original.of(target, EPS[example.level])
     plain, names = Model.plain(original.checkpoint), list(example.box)
-    points = target.box.lo + _rng(seed, number, draw, "sample").random((SAMPLED, target.box.d)) * target.box.widths
+    points = (
+        target.box.lo + _rng(seed, number, draw, "sample").random((SAMPLED_POINTS, target.box.d)) * target.box.widths
+    )
     wanted = target(points)[:, 0]
     for name in disguises:
         disguise, rng = DISGUISES[name], _rng(seed, number, draw, name)
@@ -234,7 +236,7 @@ def _variants(example: Example, seed: int, number: int, draw: int, disguises: Se
         yield Variant(example, original, name, structure, stored, found, proof, observed, pairs)
 
 
-def _pairs(original: Original, proof: Proof, found: Deviations, box: Box, rng: np.random.Generator) -> Pairs:
+def _pairs(original: Original, proof: Proof, found: ChannelDeviations, box: Box, rng: np.random.Generator) -> Pairs:
     """Draw pairs whose effects are certain for all causal variables. Their names are in random order."""
     evidence = stages(proof)
     terms = sum(term.value for term in proof.terms if term.name in ("coefficients", "rounding", "truncation"))

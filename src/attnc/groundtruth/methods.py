@@ -16,20 +16,20 @@ from typing import Any
 
 import numpy as np
 
-from attnc.groundtruth.files import ANSWERS_FORMAT, Task
-from attnc.groundtruth.running import OUTPUT, RunningModel, Subspace, Trace, head_name
+from attnc.groundtruth.files import ANSWERS_FORMAT, BenchmarkTask
+from attnc.groundtruth.running import OUTPUT, Recording, RunningModel, Subspace, head_name
 from attnc.numerics.arrays import Float
 
 KEPT = 0.01
 """Edges are kept whose mean effect on the output is at least this share of the mean total effect."""
-RIDGE = 1e-6
+PROBE_PENALTY = 1e-6
 """The penalty of ridge regression, relative to the variance of streams. Probes with 24 pairs have fewer examples than
 dimensions."""
 
 Edge = tuple[str, str]
 
 
-def activation_patching(task: Task) -> dict[str, Any]:
+def activation_patching(task: BenchmarkTask) -> dict[str, Any]:
     """Find edges by patching what one head reads from one node, and variables by the directions that move them."""
     model, clean, other = task.model, task.model.run(task.clean), task.model.run(task.corrupted)
     total = np.abs(other.output - clean.output).mean()
@@ -41,7 +41,7 @@ def activation_patching(task: Task) -> dict[str, Any]:
     return _answer(_pruned(scores, model), variables)
 
 
-def attribution_patching(task: Task) -> dict[str, Any]:
+def attribution_patching(task: BenchmarkTask) -> dict[str, Any]:
     """Find edges and variables by the gradient of the output times the difference of nodes."""
     model, clean, other = task.model, task.model.run(task.clean), task.model.run(task.corrupted)
     total = np.abs(other.output - clean.output).mean()
@@ -58,7 +58,7 @@ def attribution_patching(task: Task) -> dict[str, Any]:
     return _answer(_pruned(scores, model), variables)
 
 
-def linear_probe(task: Task) -> dict[str, Any]:
+def linear_probe(task: BenchmarkTask) -> dict[str, Any]:
     """Find variables by ridge regression on streams, and edges from sources that heads read."""
     model, clean, other = task.model, task.model.run(task.clean), task.model.run(task.corrupted)
     variables = {}
@@ -83,14 +83,14 @@ def linear_probe(task: Task) -> dict[str, Any]:
     return _answer(_pruned(scores, model, kept=10 * KEPT), variables)
 
 
-METHODS: Mapping[str, Callable[[Task], dict[str, Any]]] = {
+METHODS: Mapping[str, Callable[[BenchmarkTask], dict[str, Any]]] = {
     "activation patching": activation_patching,
     "attribution patching": attribution_patching,
     "linear probe": linear_probe,
 }
 
 
-def answers_of(method: str, tasks: Mapping[str, Task]) -> dict[str, Any]:
+def answers_of(method: str, tasks: Mapping[str, BenchmarkTask]) -> dict[str, Any]:
     """Return the answers of a method, in the format that `score` reads."""
     found = {name: METHODS[method](task) for name, task in tasks.items()}
     return {"format": ANSWERS_FORMAT, "method": method, "answers": found}
@@ -115,7 +115,7 @@ def _place(model: RunningModel, target: str) -> tuple[int, int]:
     return int(layer), int(head)
 
 
-def _with_one_edge(model: RunningModel, source: str, target: str, other: Trace) -> Any:
+def _with_one_edge(model: RunningModel, source: str, target: str, other: Recording) -> Any:
     """Return how heads read the stream if one of them reads one node of another run."""
 
     def reading(layer: int, head: int, made: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -137,7 +137,7 @@ def _pruned(scores: Mapping[Edge, float], model: RunningModel, kept: float = KEP
         edges = left
 
 
-def _best_direction(task: Task, each: Mapping[str, Any], clean: Trace, other: Trace) -> Subspace:
+def _best_direction(task: BenchmarkTask, each: Mapping[str, Any], clean: Recording, other: Recording) -> Subspace:
     """Return the direction of the head that changes the output most like the variable if it is patched."""
     model, wanted = task.model, np.array(each["patched_output"])
     best: tuple[float, Subspace] | None = None
@@ -153,10 +153,10 @@ def _best_direction(task: Task, each: Mapping[str, Any], clean: Trace, other: Tr
 
 
 def _by_attribution(
-    task: Task,
+    task: BenchmarkTask,
     change: Float[np.ndarray, " pairs"],
-    clean: Trace,
-    other: Trace,
+    clean: Recording,
+    other: Recording,
     gradients: list[Float[np.ndarray, "heads batch width"]],
 ) -> Subspace:
     """Return the head whose first-order effect is most like that of the variable, and its direction."""
@@ -185,7 +185,7 @@ def _ridge(
     """Return the share of the variance that a linear probe misses by leave-one-out, and the probe."""
     X, y = streams - streams.mean(axis=0), values - values.mean()
     U, sizes, rows = np.linalg.svd(X, full_matrices=False)
-    shrunk = sizes**2 / (sizes**2 + RIDGE * (sizes**2).sum() + 1e-300)
+    shrunk = sizes**2 / (sizes**2 + PROBE_PENALTY * (sizes**2).sum() + 1e-300)
     leverage = (U**2 * shrunk).sum(axis=1)
     residuals = (y - U @ (shrunk * (U.T @ y))) / np.maximum(1 - leverage - 1 / len(y), 1e-9)
     probe = rows.T @ (shrunk / np.maximum(sizes, 1e-300) * (U.T @ y))

@@ -67,7 +67,7 @@ Reading = Callable[[int, int, Mapping[str, np.ndarray]], np.ndarray]
 
 
 @dataclass(frozen=True, eq=False)
-class Trace:
+class Recording:
     """The outputs of all nodes at the query tokens of a batch, and the model's output."""
 
     nodes: dict[str, Float[np.ndarray, "batch width"]]
@@ -144,7 +144,7 @@ class RunningModel:
         reading: Reading | None = None,
         nodes: Mapping[str, Float[np.ndarray, "batch width"]] | None = None,
         swap: tuple[Subspace, Sequence[np.ndarray]] | None = None,
-    ) -> Trace:
+    ) -> Recording:
         """Run the model on points.
 
         Parameters
@@ -177,9 +177,9 @@ class RunningModel:
             streams.append(stream)
             made |= outputs
         last = stream if reading is None else reading(len(self.layers), 0, made)
-        return Trace(made, streams, last @ self.output)
+        return Recording(made, streams, last @ self.output)
 
-    def gradients(self, trace: Trace) -> list[Float[np.ndarray, "heads batch width"]]:
+    def gradients(self, trace: Recording) -> list[Float[np.ndarray, "heads batch width"]]:
         """Return the gradient of the output with respect to what every head reads, layer by layer.
 
         The last entry is the gradient with respect to what the output reads.

@@ -24,12 +24,12 @@ from attnc.errors import FileError
 from attnc.exports.safe_files import PathLike, read_json, read_tensors
 from attnc.groundtruth.files import (
     ANSWERS,
-    MAX_TENSOR_BYTES,
+    MAX_CHECKPOINT_BYTES,
     TENSORS,
     TRUTH,
     TRUTH_FORMAT,
     Answer,
-    Task,
+    BenchmarkTask,
     read_answers,
     read_index,
     read_task,
@@ -68,7 +68,7 @@ class Truth:
         return frozenset((head, target) for source, target in pairs for head in writers.get(source, [source]))
 
 
-def read_truth(folder: PathLike, task: Task) -> Truth:
+def read_truth(folder: PathLike, task: BenchmarkTask) -> Truth:
     """Read the answer of a model."""
     place = os.path.join(os.fspath(folder), ANSWERS, task.name)
     data = read_json(os.path.join(place, TRUTH))
@@ -78,7 +78,7 @@ def read_truth(folder: PathLike, task: Task) -> Truth:
     double = np.dtype("<f8")
     shapes = {"directions": (k, width), "readers": (k, width), "basis": (width, width), "dual": (width, width)}
     layout = {name: (double, shape) for name, shape in shapes.items()}
-    tensors, _ = read_tensors(os.path.join(place, TENSORS), layout, MAX_TENSOR_BYTES)
+    tensors, _ = read_tensors(os.path.join(place, TENSORS), layout, MAX_CHECKPOINT_BYTES)
     return Truth(data, tensors["directions"])
 
 
@@ -144,7 +144,7 @@ def _mean(kind: str, value: str, rows: Sequence[Mapping[str, Any]]) -> dict[str,
     return {"name": value, "kind": kind, "models": len(rows), **found}
 
 
-def score_answer(task: Task, truth: Truth, answer: Answer) -> dict[str, float | None]:
+def score_answer(task: BenchmarkTask, truth: Truth, answer: Answer) -> dict[str, float | None]:
     """Return the measures of one answer."""
     edges = truth.edges
     heads = _heads(edges)
@@ -176,7 +176,7 @@ def _average_precision(answer: Answer, edges: frozenset[tuple[str, str]]) -> flo
     return total / len(edges)
 
 
-def _faithfulness(task: Task, truth: Truth, edges: Sequence[tuple[str, str]]) -> float:
+def _faithfulness(task: BenchmarkTask, truth: Truth, edges: Sequence[tuple[str, str]]) -> float:
     clean, corrupted = (np.array(truth.data["pairs"][name], np.float64) for name in ("clean", "corrupted"))
     whole, other = task.model.run(clean), task.model.run(corrupted)
     circuit = task.model.run(clean, reading=task.model.circuit_reading(edges, other.nodes))
@@ -184,7 +184,7 @@ def _faithfulness(task: Task, truth: Truth, edges: Sequence[tuple[str, str]]) ->
     return max(0.0, float(1 - missed))
 
 
-def _variables(task: Task, truth: Truth, submitted: Mapping[str, Subspace]) -> dict[str, float]:
+def _variables(task: BenchmarkTask, truth: Truth, submitted: Mapping[str, Subspace]) -> dict[str, float]:
     clean, corrupted = (np.array(truth.data["pairs"][name], np.float64) for name in ("clean", "corrupted"))
     clean_output = np.array(truth.data["pairs"]["clean_output"])
     other = task.model.run(corrupted)

@@ -1,6 +1,6 @@
 """Attention heads of other people's models: how surely they select one key, proven from their weights."""
 
 from attnc.heads.report import HeadReport, certify_heads
-from attnc.heads.selecting import HeadClaim
+from attnc.heads.selecting import SelectionClaim
 
-__all__ = ["HeadClaim", "HeadReport", "certify_heads"]
+__all__ = ["HeadReport", "SelectionClaim", "certify_heads"]

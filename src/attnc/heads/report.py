@@ -11,7 +11,7 @@ import numpy as np
 
 from attnc.errors import InputError, real_number, whole_number
 from attnc.exports.safe_files import PathLike
-from attnc.heads.selecting import DTYPES, LARGEST_POSITION, HeadClaim, LayerClaims, Region
+from attnc.heads.selecting import DTYPES, LARGEST_POSITION, LayerClaims, Region, SelectionClaim
 from attnc.heads.stock_layer import StockLayer, StockModel
 from attnc.numerics.arrays import Float
 from attnc.numerics.rounding import ENGINE_ULPS
@@ -45,7 +45,7 @@ class HeadReport:
         The arithmetic that decides `is_safe`.
     assumptions : tuple of str
         What the proof does not check.
-    heads : tuple of HeadClaim
+    heads : tuple of SelectionClaim
         The heads.
 
     Examples
@@ -64,14 +64,14 @@ class HeadReport:
     leak: float
     dtype: str
     assumptions: tuple[str, ...]
-    heads: tuple[HeadClaim, ...]
+    heads: tuple[SelectionClaim, ...]
 
     @property
     def is_safe(self) -> bool:
         """Whether every head leaks at most `leak`, as computed in `dtype`."""
         return all(self.is_head_safe(head) for head in self.heads)
 
-    def is_head_safe(self, head: HeadClaim) -> bool:
+    def is_head_safe(self, head: SelectionClaim) -> bool:
         return head.leaks[self.dtype] <= self.leak
 
     def to_json(self) -> dict[str, Any]:

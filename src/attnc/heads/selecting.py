@@ -73,7 +73,7 @@ class Region:
 
 
 @dataclass(frozen=True)
-class HeadClaim:
+class SelectionClaim:
     """What is proven of one head, for all queries together.
 
     Attributes
@@ -99,9 +99,9 @@ class HeadClaim:
 
     Examples
     --------
-    >>> from attnc.heads import HeadClaim
+    >>> from attnc.heads import SelectionClaim
     >>> facts = {"float32": 10.0, "float64": 10.0}
-    >>> HeadClaim(0, (3,), 10.1, 1e-4, facts, dict.fromkeys(facts, 1e-4), dict.fromkeys(facts, 221), 0).selected
+    >>> SelectionClaim(0, (3,), 10.1, 1e-4, facts, dict.fromkeys(facts, 1e-4), dict.fromkeys(facts, 221), 0).selected
     (3,)
     """
 
@@ -163,7 +163,7 @@ class LayerClaims:
         self.num_keys = len(keys)
         self.raw_sizes = np.abs(keys)
 
-    def head(self, number: int, regions: list[Region], leak: float) -> HeadClaim:
+    def head(self, number: int, regions: list[Region], leak: float) -> SelectionClaim:
         """Return the claim of one head, for all regions."""
         layer, key_head = self.layer, self.layer.key_head(number)
         W_Q, b_Q = layer.W_Q[number], layer.b_Q[number]
@@ -186,7 +186,7 @@ class LayerClaims:
         gap, margins = min(each.gap for each in found), {}
         for dtype in DTYPES:
             margins[dtype] = min(each.margins[dtype] for each in found)
-        return HeadClaim(
+        return SelectionClaim(
             number,
             tuple(sorted({each.selected for each in found})),
             gap,

@@ -21,7 +21,7 @@ from attnc.numerics.arrays import Float
 
 MAX_ENTRIES = 2**27
 """The most numbers of a tensor that is read: a projection of 8,192 × 16,384. As float64 it takes 1 GiB."""
-MAX_HEADS = 2**12
+MAX_STOCK_HEADS = 2**12
 ROTARY = ("llama", "mistral", "qwen2", "smollm3")
 """The model types whose layers are an RMSNorm, projections q_proj and k_proj, and a rotation by position."""
 
@@ -188,7 +188,7 @@ def _heads(model: StockModel, width: int) -> tuple[int, int, int]:
     """Return the numbers of heads of queries and of keys, and the width of a head."""
     heads = model.integer("num_attention_heads", "n_head")
     keys = model.integer("num_key_value_heads", default=heads)
-    if heads > MAX_HEADS or heads % keys:
+    if heads > MAX_STOCK_HEADS or heads % keys:
         raise FileError(f"{model.path!r}: {CONFIG} states {heads:,} heads of queries and {keys:,} of keys")
     if model.config.get("head_dim") is None and width % heads:
         raise FileError(f"{model.path!r}: {CONFIG} states a width of {width:,} for {heads:,} heads")

@@ -1,6 +1,6 @@
 """Affine arithmetic with outward rounding: vectors as a centre, shared unknown vectors, and a rest per entry.
 
-An AffineForm stands for all vectors c + Σ_g C_g·ν_g + e with |e_i| ≤ rest_i. An unknown vector ν_g lies in a box and in
+AffineVectors stands for all vectors c + Σ_g C_g·ν_g + e with |e_i| ≤ rest_i. An unknown vector ν_g lies in a box and in
 a ball: |ν_k| ≤ sizes_k and |ν|₂ ≤ ball. Forms with the same ν_g depend on each other through it, so that errors which
 cancel in a network cancel in the bound. The ball counts in deep networks: the largest singular value of a matrix is
 often far smaller than the row sums of its absolute values.
@@ -58,7 +58,7 @@ class Unknown:
 
 
 @dataclass(frozen=True, eq=False)
-class AffineForm:
+class AffineVectors:
     """The vectors c + Σ_g C_g·ν_g + e, |e_i| ≤ rest_i. `unknowns` maps the number of an unknown vector to its part."""
 
     centre: Float[np.ndarray, " n"]
@@ -66,17 +66,17 @@ class AffineForm:
     rest: Float[np.ndarray, " n"]
 
     @classmethod
-    def zero(cls, n: int) -> AffineForm:
+    def zero(cls, n: int) -> AffineVectors:
         return cls(np.zeros(n), {}, np.zeros(n))
 
     @classmethod
-    def of_box(cls, x: Interval) -> AffineForm:
+    def of_box(cls, x: Interval) -> AffineVectors:
         """Return a form that contains the box x, without unknown vectors."""
         centre = x.mid
         return cls(centre, {}, np.maximum(up(x.hi - centre), up(centre - x.lo)) * (x.hi > x.lo))
 
     @classmethod
-    def around(cls, x: Interval) -> AffineForm:
+    def around(cls, x: Interval) -> AffineVectors:
         """Return a form that contains the box x, with one unknown vector."""
         return cls.of_box(x).folded()
 
@@ -115,23 +115,23 @@ class AffineForm:
             total = up(total + part.box_reach)
         return total
 
-    def with_noise(self, sizes: Float[np.ndarray, " n"], ball: float = math.inf) -> AffineForm:
+    def with_noise(self, sizes: Float[np.ndarray, " n"], ball: float = math.inf) -> AffineVectors:
         """Add a new unknown vector of at most these sizes, and of at most this Euclidean norm."""
         if not sizes.any():
             return self
         made = Unknown(np.eye(len(sizes)), sizes, min(ball, norm_up(sizes)))
         return replace(self, unknowns={**self.unknowns, next(_numbers): made})
 
-    def widened(self, sizes: Float[np.ndarray, " n"]) -> AffineForm:
+    def widened(self, sizes: Float[np.ndarray, " n"]) -> AffineVectors:
         """Add an unknown number of at most sizes_i to every entry, without remembering it."""
         return replace(self, rest=up(self.rest + sizes))
 
-    def folded(self) -> AffineForm:
+    def folded(self) -> AffineVectors:
         """Return a form with one new unknown vector. It has forgotten how entries and forms depend on each other."""
-        fresh = AffineForm(self.centre, {}, np.zeros_like(self.rest))
+        fresh = AffineVectors(self.centre, {}, np.zeros_like(self.rest))
         return fresh.with_noise(self.spread, self.length if not self.centre.any() else math.inf)
 
-    def linear(self, W: Float[np.ndarray, "m n"], b: Float[np.ndarray, " m"] | None = None) -> AffineForm:
+    def linear(self, W: Float[np.ndarray, "m n"], b: Float[np.ndarray, " m"] | None = None) -> AffineVectors:
         """Return W·x + b.
 
         Proof.  A float64 product of n terms is off by at most γ_{n+1}·Σ|terms|, in any order, and a subnormal result by
@@ -140,32 +140,32 @@ class AffineForm:
         absolute, n = np.abs(W), W.shape[1]
         offset = np.zeros(len(W)) if b is None else b
         if not self._terms.any():
-            return AffineForm(offset, {}, np.zeros(len(W)))
+            return AffineVectors(offset, {}, np.zeros(len(W)))
         terms = up(up(absolute @ self._terms, n + 1) + np.abs(offset))
         lost = up(up(gamma(n + 2, U) * terms) + self._underflow(n + 2))
         unknowns = {number: replace(part, C=W @ part.C) for number, part in self.unknowns.items()}
-        return AffineForm(W @ self.centre + offset, unknowns, up(up(absolute @ self.rest, n + 1) + lost))
+        return AffineVectors(W @ self.centre + offset, unknowns, up(up(absolute @ self.rest, n + 1) + lost))
 
-    def scaled(self, slope: Float[np.ndarray, " n"], offset: Float[np.ndarray, " n"] | None = None) -> AffineForm:
+    def scaled(self, slope: Float[np.ndarray, " n"], offset: Float[np.ndarray, " n"] | None = None) -> AffineVectors:
         """Return slope_i·x_i + offset_i for every entry."""
         shift = np.zeros_like(slope) if offset is None else offset
         if not self._terms.any():
-            return AffineForm(shift, {}, np.zeros_like(slope))
+            return AffineVectors(shift, {}, np.zeros_like(slope))
         terms = up(up(np.abs(slope) * self._terms) + np.abs(shift))
         lost = up(up(gamma(3, U) * terms) + self._underflow(3))
         unknowns = {number: replace(part, C=slope[:, None] * part.C) for number, part in self.unknowns.items()}
-        return AffineForm(slope * self.centre + shift, unknowns, up(up(np.abs(slope) * self.rest) + lost))
+        return AffineVectors(slope * self.centre + shift, unknowns, up(up(np.abs(slope) * self.rest) + lost))
 
-    def __add__(self, other: AffineForm) -> AffineForm:
+    def __add__(self, other: AffineVectors) -> AffineVectors:
         unknowns = dict(self.unknowns)
         for number, part in other.unknowns.items():
             known = unknowns.get(number)
             unknowns[number] = part if known is None else replace(part, C=known.C + part.C)
         lost = up(gamma(2, U) * up(self._terms + other._terms))
-        return AffineForm(self.centre + other.centre, unknowns, up(up(self.rest + other.rest) + lost))
+        return AffineVectors(self.centre + other.centre, unknowns, up(up(self.rest + other.rest) + lost))
 
     def _underflow(self, count: int) -> float:
-        """Bound the errors of subnormal results of so many products per entry."""
+        """Bound the errors of subnormal results of this number of products per entry."""
         sizes = [float(part.sizes.max(initial=0.0)) * part.C.shape[1] for part in self.unknowns.values()]
         return float(up(2 * count * TINIEST * (1 + math.fsum(sizes))))
 

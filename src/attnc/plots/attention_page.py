@@ -29,7 +29,7 @@ PLACE = "/*DATA*/"
 """The place of the data in the template."""
 LEAST_WEIGHT = 1e-7
 """Smaller weights are left out. On a screen they cannot be told from zero, and they are most of a long map."""
-MOST_POINTS = 256
+MOST_PAGE_POINTS = 256
 """Limit of the number of points of a page."""
 MOST_WEIGHTS = 2**21
 """Limit of the number of weights of a page. Each takes 11 bytes: such a page has 22 MiB, and opens in 2 s."""

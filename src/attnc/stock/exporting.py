@@ -49,7 +49,7 @@ LEAST_EPS = 1e-30
 """Least eps of a fit: smaller numbers come close to underflow in float32."""
 LARGEST_SIZE = 2.0**100
 """Larger values, or sums of them, may overflow in float32."""
-SAMPLED = 1000
+SIZED_POINTS = 1000
 """Number of points at which the size of a function is seen."""
 
 
@@ -156,7 +156,7 @@ def _size(target: Target) -> float:
     """Return the largest absolute value at some points, or at those of a table."""
     points = target.check_points()
     if points is None:
-        points = sample_points(target.box, SAMPLED)
+        points = sample_points(target.box, SIZED_POINTS)
     return float(np.abs(target(points)).max(initial=0.0))
 
 

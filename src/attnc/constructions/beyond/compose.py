@@ -510,7 +510,7 @@ def sample_interval(lo: float, hi: float, count: int = 2001) -> Float[np.ndarray
 MANY_ANCHORS = 72
 """Largest number of keys before other kinds of keys are tried. At kinks, and for √t at 0 to 1e-6, hundreds of evenly
 spaced keys are needed."""
-FEW_ANCHORS = 8
+FEW_PART_KEYS = 8
 """Up to this number of keys no others are tried for a function with a kink, since they are hardly fewer and take long
 to find."""
 NUMBERS_OF_KEYS = (6, 9, 13, 19, 28, 48, MANY_ANCHORS)
@@ -605,7 +605,7 @@ class HeadsOf:
         if has_two_keys(_recipe(self.tree)) and (self.is_free or not may_carry(_recipe(self.tree))):
             return self._gate(delta)
         few = _fewest(self._smooth(delta, NUMBERS_OF_KEYS), self._gate(delta))
-        if few is not None and (few.num_anchors <= FEW_ANCHORS or not self._kinks):
+        if few is not None and (few.num_anchors <= FEW_PART_KEYS or not self._kinks):
             return few
         return _fewest(few, self._known(delta) or self._large(delta))
 

@@ -71,8 +71,8 @@ STEP_SECONDS = 1e-8
 
 
 @dataclass(frozen=True, eq=False)
-class Scores:
-    """Scores slope_k·t + offset_k on [−1, 1], the points at which they are fitted, and the error before that.
+class StartingScores:
+    """StartingScores slope_k·t + offset_k on [−1, 1], the points at which they are fitted, and the error before that.
 
     The slopes are `moves` times some parameters. A single column keeps them equally spaced.
     """
@@ -87,7 +87,7 @@ class Scores:
     values: Float[np.ndarray, "p 1"] | None = None  # those of a lattice, before it is moved
 
 
-def even_scores(f: Function, p: int, goal: float, limit: float) -> list[Scores]:
+def even_scores(f: Function, p: int, goal: float, limit: float) -> list[StartingScores]:
     """Return the best lattice of p keys for f on [−1, 1], if one has values up to `limit`."""
 
     def sections(t: np.ndarray) -> np.ndarray:
@@ -99,17 +99,17 @@ def even_scores(f: Function, p: int, goal: float, limit: float) -> list[Scores]:
     L, c = found.lattice.anchors, found.lattice.c
     slopes, points = c * found.lattice.spacings * L, _nodes(NODES_PER_KEY * p + SPARE_NODES)
     values = found.solve(sections(found.nodes()))
-    return [Scores(slopes, -c * L**2, slopes[:, None], points, found.error, values=values)]
+    return [StartingScores(slopes, -c * L**2, slopes[:, None], points, found.error, values=values)]
 
 
-def graded_scores(f: Function, p: int, goal: float, limit: float) -> list[Scores]:
+def graded_scores(f: Function, p: int, goal: float, limit: float) -> list[StartingScores]:
     """Return p keys that are ever denser towards one end of [−1, 1], for each grade, the best first."""
 
-    def tried(end: float, grade: float, c: float) -> Scores:
+    def tried(end: float, grade: float, c: float) -> StartingScores:
         anchors, offsets = keys_at_nodes(np.sort(_graded(np.linspace(0.0, 1.0, p), end, grade)), c)
         nodes = _nodes(NODES_PER_KEY * p // 2 + SPARE_NODES)
         points = np.concatenate([nodes, _graded((nodes + 1) / 2, end, grade)])
-        start = Scores(2 * anchors, offsets, np.eye(p), points, math.inf, end, grade)
+        start = StartingScores(2 * anchors, offsets, np.eye(p), points, math.inf, end, grade)
         residual = _Projection(f, start, goal, limit).state.residual
         return replace(start, error=float(np.abs(residual[: len(points)]).max()))
 
@@ -149,7 +149,7 @@ def quotient(
     return found
 
 
-def _solved(f: Function, lo: float, hi: float, found: Scores, goal: float, limit: float, dtype: str) -> PartFit:
+def _solved(f: Function, lo: float, hi: float, found: StartingScores, goal: float, limit: float, dtype: str) -> PartFit:
     """Return the head with these scores. They are rounded to `dtype` before the values are solved for."""
     p, is_even = len(found.offsets), found.end == 0
     t = chebyshev(-1.0, 1.0, POINTS_PER_KEY * p + SPARE_POINTS)
@@ -193,7 +193,7 @@ class _Projection:
     The residual has a row for each point, and one for each value times the ridge.
     """
 
-    def __init__(self, f: Function, start: Scores, goal: float, limit: float) -> None:
+    def __init__(self, f: Function, start: StartingScores, goal: float, limit: float) -> None:
         self.start, self.goal, self.p, self.m = start, goal, len(start.offsets), len(start.points)
         self.wanted = np.concatenate([f(start.points), np.zeros(self.p)])
         most = RIDGE * math.sqrt(self.m / self.p)
@@ -225,7 +225,7 @@ class _Projection:
         self.state = self._solve(slopes, offsets)
         return True
 
-    def moved(self) -> Scores:
+    def moved(self) -> StartingScores:
         """Move slopes and offsets until the residual is small, or no longer falls."""
         p, m, t, by = self.p, self.m, self.start.points, self.start.moves
         slopes, offsets = self.start.slopes, self.start.offsets
