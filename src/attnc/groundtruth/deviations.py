@@ -40,9 +40,9 @@ from attnc.numerics.arrays import Float
 from attnc.numerics.rounding import ENGINE_ULPS, UNIT_ROUNDOFF, gamma, up
 
 U = UNIT_ROUNDOFF["float32"]
-PRODUCT_ERROR = 2.0**-44
-"""Relative error of a float64 product of matrices of widths up to 256, in terms of the product of absolute values:
-γ_256 < 2^−44."""
+PRODUCT_ERROR, WIDEST = 2.0**-42, 256
+"""Relative error of three float64 products of matrices in a row, up to this width, in terms of the products of absolute
+values: 3·γ_256 < 2^−43."""
 LEAST_GAP = 100.0
 """Least distance of the scores of silent tokens below the largest score. All tokens of a context then have together a
 weight below CONTEXT·e^−100 < 2^−129."""
@@ -124,6 +124,8 @@ class _Bounding:
         self.plain, self.structure, self.stored, self.intervals = plain, structure, stored, intervals
         self.heads = {head.name: head for head in checkpoint.network.heads}
         self.box, self.n = checkpoint.network.box, stored.width
+        if self.n > WIDEST:
+            raise ProgramError(f"the stream is {self.n} wide, and bounds of its rounding hold up to {WIDEST}")
         self.B, self.R = stored.basis, stored.dual
         self.abs_B = np.abs(self.B)
         F = np.abs(np.eye(self.n) - self.R @ self.B) + PRODUCT_ERROR * np.abs(self.R) @ self.abs_B
