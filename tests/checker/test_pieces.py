@@ -27,7 +27,7 @@ CASES = [  # (function, in Python, [low, high], held)
 
 def claim(function, ends, held, bound=0.0, leaves=(), leaf_bounds=()) -> StageClaim:
     names = ("layer", "channel", "s", "x", None, None, None, None, function)
-    return StageClaim(*names, ends, held, bound, None, leaves, leaf_bounds)
+    return StageClaim(*names, ends, held, bound, None, None, leaves, leaf_bounds)
 
 
 @pytest.mark.parametrize("e", [1e-9, 1e-3, 0.2])

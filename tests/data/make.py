@@ -70,7 +70,7 @@ def main() -> int:
         from attnc.converting.huggingface import convert_directory
 
         tiny_model(Path(place))
-        convert_directory(Path(place), FOLDER / "converted-1", 1e-4, texts=["a b"], strict=False)
+        convert_directory(Path(place), FOLDER / "converted-2", 1e-4, texts=["a b"], strict=False)
     return 0
 
 

@@ -321,7 +321,7 @@ def test_compiled_loops_without_a_gradient(dtype, monkeypatch):
     module(points.clone().requires_grad_()).sum().backward()
     with torch.no_grad(), torch.autocast("cpu"):
         module(points)
-    module.output.register_forward_hook(lambda *_: None)
+    module.readout.register_forward_hook(lambda *_: None)
     with torch.no_grad():
         module(points)
     assert not calls

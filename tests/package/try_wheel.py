@@ -90,6 +90,9 @@ import jax
 function = net.astype("float32").to_jax(outside="clamp")
 assert function(jax.numpy.zeros((3, 2))).shape == jax.vmap(function)(jax.numpy.zeros((3, 2))).shape == (3,)
 """,
+    "docs": """
+import griffe, zensical
+""",
     "lens": """
 model = net.to_transformer_lens()
 assert model(model.embed_points([[0.0, 0.0]])).shape[0] == 1

@@ -28,7 +28,7 @@ MAX_MODEL_LAYERS, BYTES_PER_LAYER = 10_000, 32
 """Most layers of a model, ten times those of the deepest, and the fewest bytes of a file for a layer: safetensors needs
 more to name one tensor. transformers would build any number of layers before it reads the weights."""
 FAMILY = "attnc.converted/"
-FORMAT = f"{FAMILY}1"
+FORMAT = f"{FAMILY}2"
 KEYS, REPORT, CARD = "attention_keys.safetensors", "report.json", "README.md"
 """The file of the keys. It is separate, so that the file of the model's weights does not change."""
 CONVERTED = FolderKind(

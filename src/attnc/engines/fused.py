@@ -278,6 +278,8 @@ class _Writer:
         return np.asarray(numbers, self._dtype)
 
     def _write(self, step: Instruction) -> None:
+        if not step.writes:  # a head without values
+            return
         self._count += len(step.reads) + len(step.writes)
         self._require(self._count)
         self.steps.append(step)
