@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import attnc
-from attnc.converting.mlp import composed_error
+from attnc.converting.mlp import as_stages, composed_error
 
 BATCH, TOKENS, ELEMENTS = 32, 32, 1_600_000
 WIDTHS = (64, 256, 1024)
@@ -150,7 +150,7 @@ def relu_mlp() -> None:
         error = float((converted(x) - model(x)).abs().max())
     keys = report.replaced[0].anchors
     print(
-        f"\nReLU MLP 64→256→64, float64: {keys} keys per unit, proven {composed_error(converted):.2e}, seen {error:.2e}"
+        f"\nReLU MLP 64→256→64, float64: {keys} keys per unit, proven {composed_error(as_stages(converted)):.2e}, seen {error:.2e}"
     )
 
 
