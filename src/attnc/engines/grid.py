@@ -62,7 +62,7 @@ POINTS_PER_TILE_MADE = 16
 places."""
 POINTS_PER_GROUP = 60
 """The number of points of a group, on average, that a part of a batch should have in numpy. Measured with 4,000 and
-6,000 groups: a quarter of it takes 1.2 to 1.5 times as long, twice as many take as long."""
+6,000 groups, on a busy machine: a quarter of it takes about 1.2 times as long, twice as many take as long."""
 PRODUCT_SIZE = 2**18
 """Maximum number of multiplications in one matrix product. A larger product starts BLAS threads, which compete with the
 engine's own."""

@@ -40,7 +40,7 @@ ANY_ORDER_ROUNDING = 1.1
 
 Then the keys with a weight above u/8 are counted, and not the additions in a tree of blocks. A key may be near for the
 checker and far for the prover, as in `POINT_ROUNDING`, but here weights are bounded over a cell, and the rounding of
-sums is a part of all rounding. Measured on 24 stock checkpoints: without it one is refused, by 0.6 % of a leaf.
+sums is a part of all rounding. Measured on 21 stock checkpoints: without it one is refused, by 0.6 % of a leaf.
 """
 
 AXIS_ROUNDING = 1.52
