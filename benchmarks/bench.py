@@ -100,7 +100,7 @@ IN_README = {
     "numpy, Chebyshev series": "numpy, Chebyshev series",
     "numpy, the expression": "numpy, the expression itself",
 }
-"""The rows of the README's table: methods whose name starts so, and what they are called there."""
+"""The rows of the README's table: prefixes of the names of methods, and their names there."""
 
 
 # --- running the peers ------------------------------------------------------------------------------------------------

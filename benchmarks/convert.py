@@ -55,7 +55,7 @@ class Clock:
         self.rounds = rounds
 
     def __call__(self, *actions: Callable[[], Callable[[], object]]) -> list[float]:
-        """An action prepares its turn, and returns what is measured."""
+        """An action prepares its turn, and returns the call that is measured."""
         least = [float("inf")] * len(actions)
         for _ in range(self.rounds):
             for i, prepare in enumerate(actions):

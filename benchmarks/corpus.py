@@ -51,7 +51,7 @@ SAME = 1e-6  # bounds that differ by less than this fraction are called equal
 
 @dataclass(frozen=True)
 class Record:
-    """What one call gave. `error` is the type of a refusal, and then `bound` is the best bound that it states."""
+    """The result of one call. `error` is the type of a refusal, and then `bound` is the best bound that it states."""
 
     eps: float
     error: str | None = None
@@ -169,7 +169,7 @@ def run(cases: Sequence[Case], jobs: int, report: Callable[[str], None]) -> tupl
 
 
 def received(answer: Connection) -> Any:
-    """What a process sent; "crashed" if it ended without an answer. Its traceback is on stderr."""
+    """The answer of a process; "crashed" if it ended without an answer. Its traceback is on stderr."""
     try:
         return answer.recv()
     except EOFError:

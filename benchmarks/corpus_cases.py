@@ -320,7 +320,7 @@ def tables() -> Iterator[Case]:
 
 
 def refusals() -> Iterator[Case]:
-    """What must be refused: the kind of refusal and its best bound are compared."""
+    """Cases that must be refused: the kind of refusal and its best bound are compared."""
     real = {"x": (-INF, INF)}
     rows: Rows = [
         ("gelu(x)", real, 1.5e-14, {}),

@@ -1,6 +1,6 @@
 """The sizes that are to be reached, measured: anchors, the error found by an adversarial search, the bound, the time.
 
-`python benchmarks/figures.py`; every row is compiled anew. Times depend on the machine and on what else it does.
+`python benchmarks/figures.py`; every row is compiled anew. Times depend on the machine and its load.
 """
 
 from __future__ import annotations

@@ -324,7 +324,7 @@ def search(problem: RowProblem) -> tuple[Any, ...]:
     best = level[0]
     for held in (0, m - 1, 0, m - 1) if m > 3 else (0,):
         best = _along_valley(problem, best, held)
-    # A sample may miss an error beyond it: of the best, the row counts whose gate has the least error.
+    # A sample may miss an error beyond it: among the best rows, the one whose gate has the least error counts.
     return min((_rounded(problem, z) for z in (_minimax(problem, best), *level[:6])), key=lambda row: row[-1])
 
 

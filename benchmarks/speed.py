@@ -59,7 +59,7 @@ PROVED = (
     ("exp(-x**2-y**2)*sin(3*x+y)", {"x": (-2, 2), "y": (-2, 2)}, 1e-6, "spectral_grid"),
     ("exp(-x*y*z)+z**3", {"x": (0, 1), "y": (-1, 1), "z": (-1, 1)}, 1e-3, "spectral_grid"),  # about 9³ keys
 )
-"""What is compiled and verified: function, box, eps, construction."""
+"""The cases that are compiled and verified: function, box, eps, construction."""
 CHECK_SECONDS = 20.0
 
 

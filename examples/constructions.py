@@ -1,4 +1,4 @@
-"""Prints the table of constructions of the README: sizes, proven bounds and observed errors in one run."""
+"""Prints the table of docs/constructions.md: sizes, proven bounds and observed errors in one run."""
 
 from __future__ import annotations
 

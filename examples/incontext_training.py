@@ -43,7 +43,7 @@ def prompts(rng: np.random.Generator, batch: int) -> Prompts:
 
 
 def constructed(steps: int, method: str) -> Program:
-    """One program for every prompt: it knows sizes, norm bounds and step sizes."""
+    """One program for every prompt: it has sizes, norm bounds and step sizes."""
     prompt = Prompt(EXAMPLES, FEATURES)
     schedule = Schedule(method, steps, LARGEST, SMALLEST)
     reach = 40.0 * schedule.overshoot
@@ -109,7 +109,7 @@ def trained(steps: int, layers: int, seed: int):
 
 
 def table(steps: int, layers: int, seed: int) -> list[tuple[str, float]]:
-    """(what, mean squared error of its answers) on the same prompts."""
+    """(method, mean squared error of its answers) on the same prompts."""
     asked = prompts(np.random.default_rng(seed + 10**6), ASKED)
 
     def error(found: np.ndarray) -> float:

@@ -203,3 +203,18 @@ def test_contenders_take_turns(scripts: Any) -> None:
     assert scripts.timing.busy_warning(0.1) is None
     assert "busy" in scripts.timing.busy_warning(2.0)
     assert "numpy " in scripts.timing.versions(["numpy", "no-such-package"])
+
+
+def test_layers_beside_interpolation(scripts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each row has a time of both contenders, and an error within the bound where the table is smooth."""
+    pytest.importorskip("torch")
+    layers = importlib.import_module("layers")
+    for name, value in (("NODES", 40), ("TURNS", 1)):
+        monkeypatch.setattr(layers, name, value)
+    found = layers.one_variable(600)
+    sys.modules.pop("layers")
+    assert [row.peer for row in found] == 2 * ["np.interp", "grid_sample", "grid_sample"]
+    assert all(row.layer_ms > 0 and row.peer_ms > 0 for row in found)
+    assert found[0].error is not None
+    assert found[3].error is None
+    assert len(layers.table(found).splitlines()) == 8

@@ -1,4 +1,4 @@
-"""What compiles, what is refused, what a bound must survive: extreme scales, infinite boxes, any name or number."""
+"""Functions that compile, refusals, and bounds under stress: extreme scales, infinite boxes, any name or number."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ def test_the_demo_prints_a_table_and_draws(tmp_path: Path, monkeypatch, capsys) 
     monkeypatch.setenv("COLUMNS", "80")
     figures = run_demo(Path("a/b"))
     out = capsys.readouterr().out
-    assert [path.name for path in figures] == list(FIGURES.values()) == ["demo.png", "demo-fine.png"]
+    assert [path.name for path in figures] == list(FIGURES) == ["demo.png", "demo-fine.png"]
     written = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
     assert written == ["a/b/demo-fine.png", "a/b/demo.png"]
     for path in figures:
@@ -26,11 +26,12 @@ def test_the_demo_prints_a_table_and_draws(tmp_path: Path, monkeypatch, capsys) 
 
 def test_the_demo_as_json(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.setattr("attnc.plots.plot", lambda network, path: path.write_bytes(b""))
+    monkeypatch.setattr("attnc.plots.plot_demonstration", lambda path, *networks: path.write_bytes(b""))
     run_demo(tmp_path, json_output=True)
     found = json.loads(capsys.readouterr().out)
     papers, coarse, fine = found["networks"]
     assert len({papers["name"], coarse["name"], fine["name"]}) == 3
-    assert found["figures"] == [str(tmp_path / name) for name in FIGURES.values()]
+    assert found["figures"] == [str(tmp_path / name) for name in FIGURES]
     for row in (papers, coarse, fine):
         assert row["observed"] <= row["bound"] <= row["eps"]
         assert row["bound"] <= 3 * row["observed"]

@@ -1,25 +1,31 @@
-"""The README and the docs do what they say: blocks run, commands exit as stated, links resolve, tables are current."""
+"""The README and the docs are true: blocks run, commands exit as stated, links resolve, tables are current."""
 
 from __future__ import annotations
 
 import functools
+import html
 import importlib.util
+import json
 import re
 import runpy
 import shlex
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import unquote
 
 import pytest
 
 import attnc
+import attnc_checker
 from attnc import doctor
 from attnc.cli import main
 from attnc.proofs import observed
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 BY_NAME = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+VERIFY_PAGE = "verify/index.html"
 BLOCK = re.compile(
     r"(?:<!-- exit: (?P<exit>\d) -->\n)?(?:<!-- table: [^\n]*-->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
@@ -59,7 +65,7 @@ def blocks(page: Path, language: str) -> list[Block]:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The observed error and the doctor's figures by fewer samples: they are no part of what is tested here."""
+    """The observed error and the doctor's figures by fewer samples: these tests do not depend on them."""
     monkeypatch.setattr(observed, "MAX_SAMPLES", 500)
     monkeypatch.setattr(doctor, "STRIDE", 2**14)
     monkeypatch.setattr(doctor, "EXP_SAMPLES", 2**10)
@@ -87,7 +93,7 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
 @BY_NAME
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_commands_exit_as_stated(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    """`<!-- exit: 2 -->` before a block says that its commands end with that code; otherwise it is 0."""
+    """`<!-- exit: 2 -->` before a block states the exit code of its commands; otherwise it is 0."""
     monkeypatch.chdir(tmp_path)
     for block in blocks(page, "console"):
         for line in block.text.splitlines():
@@ -123,16 +129,16 @@ def test_links_resolve(page: Path) -> None:
 def test_every_page_is_in_the_index() -> None:
     index = (ROOT / "docs/README.md").read_text(encoding="utf-8")
     for page in PAGES[1:]:
-        assert page.name == "README.md" or f"({page.name})" in index
+        assert page.name == "README.md" or f"({page.relative_to(DOCS)})" in index
 
 
 def test_the_site_has_every_page_every_name_and_every_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "docs/builders"))
     website = runpy.run_path(str(ROOT / "docs/builders/website.py"), run_name="website")
     website["build"](tmp_path / "site")
-    for page in PAGES[1:]:
-        assert (tmp_path / "site" / ("index.html" if page.name == "README.md" else f"{page.stem}.html")).exists()
-        assert f'"{page.name}"' in (ROOT / "docs/zensical.toml").read_text(encoding="utf-8"), "not in the navigation"
+    for page in (page.relative_to(DOCS) for page in PAGES[1:]):
+        assert (tmp_path / "site" / ("index.html" if page.name == "README.md" else page.with_suffix(".html"))).exists()
+        assert f'"{page}"' in (DOCS / "zensical.toml").read_text(encoding="utf-8"), "not in the navigation"
     api, commands = (
         (tmp_path / "site/api.html").read_text("utf-8"),
         (tmp_path / "site/commands.html").read_text("utf-8"),
@@ -141,8 +147,39 @@ def test_the_site_has_every_page_every_name_and_every_command(tmp_path: Path, mo
         assert f">{name}" in api
     for name in ("compile", "plan", "eval", "info", "verify", "export", "convert", "icl", "lab run", "doctor", "demo"):
         assert f">attnc {name}" in commands
-    for page in (tmp_path / "site").glob("*.html"):  # nothing is fetched from elsewhere
-        assert not re.search(r"""<(script|img|link)[^>]*(src|href)=["']https?:""", page.read_text("utf-8")), page.name
+    pages = {page: page.read_text("utf-8") for page in (tmp_path / "site").rglob("*.html")}
+    names = {page: set(re.findall(r"""\bid=["']?([^"'\s>]+)""", text)) for page, text in pages.items()}
+    for page, text in pages.items():
+        assert not re.search(r"""<(script|img|link)[^>]*(src|href)=["']https?:""", text), (
+            page.name
+        )  # nothing is fetched
+        for link in re.findall(r"""<(?:a|img|script|link)\b[^>]*?\b(?:href|src)=["']?([^"'\s>]+)""", text):
+            if page.name == "404.html" or re.match(r"[a-z]+:", link):
+                continue  # the page of errors is shown at any address, so its links begin at the root
+            path, _, name = unquote(html.unescape(link)).partition("#")
+            if path == VERIFY_PAGE:  # `make docs` adds the page; the network that it proves must be there
+                network = (page.parent / "verify" / name.removeprefix("net=")).resolve()
+                assert not name or (network / "certificate.json").exists(), link
+                continue
+            target = (page.parent / path).resolve() if path else page
+            target = target / "index.html" if target.is_dir() else target
+            assert target.exists(), f"{page.name}: {link}"
+            assert not name or target not in names or name in names[target], f"{page.name}: {link}"
+
+
+def test_the_gallery_shows_what_its_code_makes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The page is the builder's, the files are those of the networks, and the checker proves each bound again."""
+    monkeypatch.undo()  # the page has the errors that are observed at all samples
+    monkeypatch.syspath_prepend(str(DOCS / "builders"))
+    gallery = runpy.run_path(str(DOCS / "builders/gallery.py"), run_name="gallery")
+    assert gallery["page"]() == (DOCS / "gallery.md").read_text(encoding="utf-8"), "python docs/builders/gallery.py"
+    gallery["save_all"](tmp_path / "gallery")
+    listed = json.loads((tmp_path / "gallery/index.json").read_text(encoding="utf-8"))
+    assert len(listed) == 12
+    for row in listed:
+        verdict = attnc_checker.check(str(tmp_path / "gallery" / row["name"]), processes=1)
+        assert verdict.proved, row["name"]
+        assert verdict.bound == row["bound"], row["name"]
 
 
 def test_figures_are_small_and_used_and_have_a_maker(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,13 +205,13 @@ def test_every_table_is_filled_and_has_a_maker(monkeypatch: pytest.MonkeyPatch) 
     assert sorted(placed) == sorted(tables)
 
 
-def test_the_table_of_the_readme_is_what_the_example_prints(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_of_constructions_is_what_the_example_prints(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     """Names, targets and anchors exactly; bounds to the two digits that are shown, or the next ones."""
     monkeypatch.undo()  # a proof aims at the observed error: one that is seen too small costs it much time
     example = runpy.run_path(str(ROOT / "examples/constructions.py"), run_name="constructions")
     example["main"]()
     printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| `")]
-    shown = [line for line in (ROOT / "README.md").read_text("utf-8").splitlines() if line.startswith("| `")]
+    shown = [line for line in (DOCS / "constructions.md").read_text("utf-8").splitlines() if line.startswith("| `")]
     assert len(printed) == len(shown) >= 12
     for now, then in zip(printed, shown, strict=True):
         *facts, bound, _ = (cell.strip() for cell in now.strip("|").split("|"))

@@ -36,7 +36,7 @@ LEVELS = (
     {"loading", "planning", "refusing", "certifying"},
     {"compiling"},
     {"converting"},
-    {"heads"},
+    {"heads", "nn"},
     {"demo", "doctor", "cli", "__main__"},
 )
 """Lowest first. A part imports from the levels below its own and from itself, never from a neighbour on its level."""
@@ -55,6 +55,8 @@ BELOW_NETWORK = (
 ONLY_TYPES = {(part, "attnc.network") for part in BELOW_NETWORK}
 ONLY_TYPES |= {("plots", "attnc.comparing"), ("plots", "attnc.interventions")}
 """Upwards, for annotations alone: words, cards and pictures are about a Network and its claims."""
+ABOVE = ("attnc_lab", "attnc_playground")
+"""The packages that use the public API of attnc, and nothing else of it."""
 CODE_RUNNERS = {"eval", "exec", "compile", "__import__"}
 UNSAFE_MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 HEAVY = ("torch", "transformers", "matplotlib", "sympy", "scipy", "onnx", "onnxruntime", "sklearn")
@@ -89,8 +91,8 @@ def lines_for_types(path: Path) -> set[int]:
 def forbidden(importer: str, name: str) -> str | None:
     """Why the part `importer` may not import this absolute name, or None."""
     package, _, rest = name.partition(".")
-    if package == "attnc_lab":
-        return "the lab is above attnc" if importer not in PROGRAMS else None
+    if package in ABOVE:
+        return f"{package} is above attnc" if importer not in PROGRAMS else None
     if package == "attnc_checker":
         return "the checker is independent of attnc, and attnc of it" if importer not in PROGRAMS else None
     if package != "attnc":
@@ -131,7 +133,7 @@ def test_imports_point_down(path):
 
 @pytest.mark.parametrize("part", ["proofs", "constructions"])
 def test_folders_within_a_part_import_each_other_one_way(part):
-    """What theorems and proofs are made of: a folder that needs another is not needed by it."""
+    """The parts of theorems and proofs: a folder that needs another is not needed by it."""
     folders = {path.parent.name for path in (PACKAGE / part).glob("*/__init__.py")}
     needs: dict[str, set[str]] = {folder: set() for folder in folders}
     for folder in folders:
@@ -147,14 +149,15 @@ def test_the_checker_imports_nothing_of_attnc():
             assert name.partition(".")[0] not in {"attnc", "numpy"}, f"{path.name}:{line} imports {name}"
 
 
-def test_the_lab_uses_the_public_api_alone():
-    """It imports attnc, its public submodules, and of these only what they export."""
+@pytest.mark.parametrize("package", ABOVE)
+def test_packages_above_attnc_use_the_public_api_alone(package):
+    """They import attnc, its public submodules, and of these only what they export."""
     public = {
         "attnc": attnc.__all__,
         "attnc.constructions": constructions.__all__,
         "attnc.incontext": incontext.__all__,
     }
-    for path in (SRC / "attnc_lab").rglob("*.py"):
+    for path in (SRC / package).rglob("*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         for line, name in names_of(path):
             module, _, exported = name.rpartition(".")
@@ -189,7 +192,7 @@ def test_importing_attnc_does_not_import_the_lab():
         ("plots", [], ["attnc.unheard_of.thing"]),
         ("network", ["attnc.plots"], ["attnc.compiling", "attnc_lab"]),
         ("compiling", ["attnc.network"], []),
-        ("cli", ["attnc.plots", "attnc.compile", "attnc", "attnc_lab.report"], []),
+        ("cli", ["attnc.plots", "attnc.compile", "attnc", "attnc_lab.report", "attnc_playground.serve"], []),
     ],
 )
 def test_the_rule_itself(importer, allowed, refused):

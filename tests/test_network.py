@@ -1,4 +1,4 @@
-"""Networks as people use them: calling them, running them, and what bad points get."""
+"""Networks as people use them: calling them, running them, and refusals of bad points."""
 
 from __future__ import annotations
 

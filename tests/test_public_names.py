@@ -13,7 +13,13 @@ from typing import Any
 import pytest
 
 import attnc
-from attnc import constructions, heads, incontext
+import attnc_checker
+import attnc_lab
+import attnc_playground
+from attnc import constructions, groundtruth, heads, incontext
+
+LAYERS = (attnc.nn,) if importlib.util.find_spec("torch") else ()
+MODULES = (attnc, constructions, heads, incontext, *LAYERS, groundtruth, attnc_lab, attnc_checker, attnc_playground)
 
 NEEDS = {
     "attnc.convert": "torch",
@@ -26,13 +32,16 @@ NEEDS = {
     "attnc.Network.export_onnx": "onnxruntime",
     "attnc.Network.plot": "matplotlib",
     "attnc.incontext": "sklearn",
+    "attnc.nn": "torch",
+    "attnc.groundtruth": "torch",
+    "attnc_lab": "torch",
 }
 """Optional packages without which an example cannot run."""
 
 
 def public_names() -> Iterator[tuple[str, Any]]:
     """The names that the packages export, and the public methods and properties of a network."""
-    for module in (attnc, constructions, heads, incontext):
+    for module in MODULES:
         for name in module.__all__:
             if callable(getattr(module, name)):
                 yield f"{module.__name__}.{name}", getattr(module, name)
@@ -48,6 +57,20 @@ def sections(public: Any) -> set[str]:
     """The titles of the numpydoc sections of a docstring."""
     lines = (inspect.getdoc(public) or "").splitlines()
     return {title for title, line in itertools.pairwise(lines) if title and set(line) == {"-"}}
+
+
+def public_members() -> Iterator[tuple[str, Any]]:
+    """The public methods and properties of public classes."""
+    for full_name, public in NAMES.items():
+        if inspect.isclass(public) and not issubclass(public, Exception):
+            for name, member in vars(public).items():
+                function = member.__func__ if isinstance(member, classmethod | staticmethod) else member
+                if not name.startswith("_") and (inspect.isfunction(function) or isinstance(function, property)):
+                    yield f"{full_name}.{name}", function
+
+
+def is_lambda(function: Any) -> bool:
+    return getattr(function, "__name__", "") == "<lambda>"
 
 
 @pytest.mark.parametrize("full_name", NAMES)
@@ -81,3 +104,14 @@ def test_the_docstring_has_the_sections_that_apply(full_name: str) -> None:
         assert "Returns" in found
     if "raise " in inspect.getsource(public):
         assert "Raises" in found
+
+
+@pytest.mark.parametrize(
+    ("full_name", "public"),
+    [*NAMES.items(), *((name, member) for name, member in public_members() if not is_lambda(member))],
+)
+def test_the_docstring_has_a_summary(full_name: str, public: Any) -> None:
+    """Its first paragraph ends with a full stop: it is a sentence, or a noun phrase that names the thing."""
+    first = (inspect.getdoc(public) or "").split("\n\n")[0]
+    assert first.endswith((".", ":")), f"{full_name} has no summary: {first!r}"
+    assert not first.startswith(("Of ", "What ")), full_name

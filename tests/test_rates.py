@@ -42,7 +42,7 @@ def test_kinks_and_singular_points_root_exponentially_or_better(text: str, sizes
 
 @pytest.mark.parametrize(("text", "power"), [("sin(x)", 1.0), ("relu(x)", 1.0), ("sqrt(x)", 0.5)])
 def test_sampled_values_fall_like_a_power(text: str, power: float) -> None:
-    """The papers' rate, and Hölder's for √x: what the others are compared with."""
+    """The papers' rate, and Hölder's for √x, with which the others are compared."""
     case = (ANALYTIC | BROKEN)[text]
     line = RATES["fitted"](np.log(RATES["SAMPLED"]), RATES["errors"](case, RATES["by_sampling"], RATES["SAMPLED"]))
     assert line.rate == pytest.approx(power, abs=0.05)

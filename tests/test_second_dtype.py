@@ -76,7 +76,7 @@ def test_both_certificates_are_saved_loaded_and_reproved(net, saved, capsys):
     [
         (lambda data, _: data.update(bound=0.99 * data["observed"]), "below the observed error"),
         (lambda data, _: data.update(bound=1.0001 * data["observed"]), "is not re-proved to"),
-        (lambda data, _: data.update(dtype="float64"), "its name should say so"),
+        (lambda data, _: data.update(dtype="float64"), "its name should contain the dtype"),
         (lambda data, _: data["leaves"].pop(), "do not cover the box"),
         # the same leaves and bound do not hold for rounded weights
         (lambda data, of_float64: data.update(of_float64 | {"dtype": "float32"}), "is not re-proved to"),

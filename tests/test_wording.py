@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -138,3 +140,44 @@ def test_tails_are_no_cells() -> None:
     claim = attnc.compile("tanh(x)", [(-math.inf, math.inf)], eps=1e-3).certificate
     cells = 0 if claim.by_leaves is None else len(claim.by_leaves.leaves)
     assert wording.proved_how(claim) == f"by leaves, {cells} cells and 2 tails that cover the box"
+
+
+ROOT = Path(__file__).resolve().parent.parent
+DIALECT = {
+    "So many, so much": r"\b[Ss]o (?:many|much|often|few)\b",
+    "Of X, in front of a sentence": (
+        r'(?:^\s*(?:"""|#|-|\*)?\s*|[.;:] )Of '
+        r"(?:a|an|the|all|every|each|such|these|those|what|which|Python|deep|several|one|two)\b"
+    ),
+    "proofs and networks that say, know or believe": (
+        r"\b(?:proofs?|provers?|theorems?|checkers?|bounds?|leaf|leaves|weights|networks?|heads?|programs?|it) "
+        r"(?:says?|knows?|believes?)\b"
+    ),
+    "an axis, for per axis": r"\b(?:anchors|cells|keys|points|parts|pieces|nodes) an axis\b",
+    "looked for, for": r"looked for, for",
+    "a sentence whose subject is a clause with what": r'(?:^\s*(?:"""|# |- )?|[.;:] )What (?!if\b)[^?|]*$',
+}
+"""Ways of writing that a reader has to read twice."""
+EXAMPLES = "Of a box it knows so much: 3 anchors an axis. They are looked for, for an hour. What is found is small"
+
+
+def written_files() -> list[Path]:
+    """Return the sources and pages of the project, without stored answers and without this list."""
+    found = [path for pattern in ("*.md", "*.toml") for path in ROOT.glob(pattern)]
+    for folder in ("src", "docs", "tests", "examples", "benchmarks"):
+        found += [path for kind in ("py", "md", "toml") for path in (ROOT / folder).rglob(f"*.{kind}")]
+    left_out = (ROOT / "tests/data", ROOT / "benchmarks/out", ROOT / "benchmarks/.venvs", Path(__file__).resolve())
+    return sorted(path for path in found if not any(path.is_relative_to(out) for out in left_out))
+
+
+@pytest.mark.parametrize("name", DIALECT)
+def test_plain_words(name: str) -> None:
+    pattern = re.compile(DIALECT[name])
+    assert pattern.search(EXAMPLES)
+    lines = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()[:120]}"
+        for path in written_files()
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if pattern.search(line) and not (path.suffix == ".md" and line.startswith("#"))
+    ]
+    assert not lines, f"{name}:\n" + "\n".join(lines)

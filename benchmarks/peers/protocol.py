@@ -34,7 +34,7 @@ NUM_FITTED = 20_000
 
 @dataclass(frozen=True)
 class Job:
-    """What a peer is asked for."""
+    """A task for a peer."""
 
     function: str  # the text of one of `bench_functions.COMPARED`
     points: str  # a .npy file with the test points
@@ -63,7 +63,7 @@ class Fitted:
 
 @dataclass(frozen=True)
 class Row:
-    """What was measured."""
+    """The measured results."""
 
     function: str
     method: str

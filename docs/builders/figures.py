@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import runpy
+import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,7 +17,10 @@ import numpy as np
 
 import attnc
 from attnc import constructions
-from subjects import HAT, SPIKE, SPIKE_BOX, WAVE, WAVE_BOX, observe, small_mlp, sweeps
+from gallery import EXHIBITS, draw
+from guide_figures import draw_hero, draw_partition
+from subjects import HAT, as_network, sweeps
+from theorem_figures import theorem_figures
 from transcripts import run
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -21,22 +28,10 @@ MAX_FIGURE_BYTES, MAX_DEMO_BYTES = 120_000, 150_000
 """The size of a picture in the repository: pages load at once, and the pictures are still sharp."""
 
 
-def as_network(target: attnc.targets.target.Target, built: constructions.Built) -> attnc.Network:
-    """A construction with parameters of its own as a network, for its picture."""
-    from attnc.proofs.certificate import Certificate
-
-    bound, method = (None, "estimate") if built.bound is None else (built.bound.value, "theorem")
-    terms = () if built.bound is None else built.bound.terms
-    claim = Certificate(bound, observe(target, built), terms, target.assumptions, "float64", method)
-    return attnc.Network(
-        built.program, claim, target.box, built.construction, target.text, None, dict(built.parameters)
-    )
-
-
 def draw_demo(path: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         run(f"attnc demo --out {folder}")
-        os.replace(Path(folder) / "demo-fine.png", path)
+        os.replace(Path(folder) / "demo.png", path)
 
 
 def draw_slopes(path: Path) -> None:
@@ -45,7 +40,7 @@ def draw_slopes(path: Path) -> None:
     picture = Figure(figsize=(7.2, 4.4), layout="constrained")
     axes = picture.subplots()
     colours = ("#0072b2", "#5b6470", "#d55e00", "#009e73", "#cc79a7")  # Okabe and Ito's
-    scale = {"H": 8, "n − 2": 8, "p": 1}  # N anchors for every unit of what is varied
+    scale = {"H": 8, "n − 2": 8, "p": 1}  # N anchors for every unit of the varied quantity
     for (name, (axis, points)), colour in zip(sweeps().items(), colours, strict=True):
         x, bounds, observed = zip(*points, strict=True)
         unit = 4 if "s = 3" in name else scale[axis]
@@ -53,6 +48,8 @@ def draw_slopes(path: Path) -> None:
         wide = axis == "H" and unit == 8  # it coincides with the sweep over n: drawn wider, below it
         axes.loglog(anchors, bounds, "-", color=colour, lw=5 if wide else 1.4, alpha=0.4 if wide else 1, label=name)
         axes.loglog(anchors, observed, "o", color=colour, ms=8 if wide else 4, alpha=0.4 if wide else 1)
+    guide = np.array([9.0, 513.0])
+    axes.loglog(guide, 0.8 / guide, "--", color="#1b1f24", lw=1.1, label="slope −1: 0.8/N")
     axes.set_xlabel("anchors N")
     axes.set_ylabel("error for clip(x, 0, 1)")
     axes.set_title("lines: bound (proven); dots: observed (sampled)", loc="left", fontsize=10)
@@ -98,10 +95,6 @@ def draw_trace(path: Path) -> None:
     net = attnc.compile("tanh(sin(x) + y) + x*y", {"x": (-2, 2), "y": (-1, 1)}, 1e-5)
     clean, corrupted = (np.random.default_rng(seed).uniform(-1, 1, (100, 2))[:20] for seed in (0, 1))
     attnc.trace(net, clean, corrupted).plot(path)
-
-
-def draw_spectral(path: Path) -> None:
-    attnc.compile("x*sin(3*x)", {"x": (-2, 2)}, 1e-3, construction="spectral_grid").plot(path)
 
 
 def rates() -> dict[str, Any]:
@@ -152,7 +145,7 @@ COMPOSED_BOX = {"x": (-2.0, 2.0), "y": (-2.0, 2.0), "z": (-1.0, 1.0)}
 
 
 def draw_compose(path: Path) -> None:
-    """Heads in columns, one for each attention layer; what a head asks with, and what its keys carry."""
+    """Heads in columns, one for each attention layer; the arguments of the scores, and the signals that keys carry."""
     from matplotlib.figure import Figure
 
     target = attnc.as_target(COMPOSED, COMPOSED_BOX)
@@ -209,6 +202,18 @@ def draw_compose(path: Path) -> None:
     picture.savefig(path, dpi=130, facecolor="white")
 
 
+def draw_playground(path: Path) -> None:
+    """Photograph the page of `attnc serve` with chromium."""
+    command = [sys.executable, "-m", "attnc", "serve", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
+        assert server.stdout is not None
+        address = server.stdout.readline().split()[4].rstrip(".")
+        browser = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
+        browser += ["--window-size=1400,1210", "--virtual-time-budget=9000", f"--screenshot={path}"]
+        subprocess.run([*browser, f"{address}#keys=12&beta=700"], check=True, stderr=subprocess.DEVNULL)
+        server.send_signal(signal.SIGINT)
+
+
 def figures() -> dict[str, Callable[[Path], None]]:
     def of_text(text: str, box: Sequence[tuple[float, float]], eps: float, **options: object) -> Callable[[Path], None]:
         return lambda path: attnc.compile(text, box, eps, **options).plot(path)  # type: ignore[arg-type]
@@ -216,24 +221,22 @@ def figures() -> dict[str, Callable[[Path], None]]:
     def of_clip(make: Callable[..., constructions.Built], **options: object) -> Callable[[Path], None]:
         return lambda path: as_network(HAT, make(HAT, **options)).plot(path, HAT)
 
-    mlp = small_mlp()
     return {
+        "hero": draw_hero,
+        "partition": draw_partition,
         "demo": draw_demo,
         "tutorial": draw_tutorial,
         "trace": draw_trace,
         "max_affine": of_text("x*sin(3*x)", [(-2, 2)], 0.5, construction="max_affine"),
-        "max_affine_adaptive": of_text(SPIKE, SPIKE_BOX, 0.1, centres="adaptive"),
-        "max_affine_cross": of_text("sin(x)*y", [(-3, 3), (-1, 1)], 0.3, construction="max_affine_cross"),
         "truncated_linear": of_clip(constructions.truncated_linear, num_anchors=9),
         "truncated_linear_heads": of_clip(constructions.truncated_linear_heads, num_heads=4, num_tokens=5),
         "truncated_linear_slopes": draw_slopes,
-        "two_layer": of_text(WAVE, WAVE_BOX, 0.5, construction="two_layer"),
-        "attention_softmax": of_text("sin(3*x)", [(-2, 2)], 0.3, construction="attention_softmax"),
-        "relu_network": lambda path: attnc.compile(mlp, eps=0.1).plot(path, mlp),
-        "spectral_grid": draw_spectral,
         "compose": draw_compose,
+        **theorem_figures(),
         "rates": draw_rates,
         "incontext_loss": draw_loss,
+        **{exhibit.picture: functools.partial(draw, exhibit) for exhibit in EXHIBITS},
+        "playground": draw_playground,
     }
 
 

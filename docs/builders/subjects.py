@@ -48,9 +48,21 @@ def observe(target: attnc.targets.target.Target, built: constructions.Built, p: 
     return observed_error(evaluate, target, built.program.num_anchors, p)
 
 
+def as_network(target: attnc.targets.target.Target, built: constructions.Built) -> attnc.Network:
+    """A construction with parameters of its own as a network, for its picture."""
+    from attnc.proofs.certificate import Certificate
+
+    bound, method = (None, "estimate") if built.bound is None else (built.bound.value, "theorem")
+    terms = () if built.bound is None else built.bound.terms
+    claim = Certificate(bound, observe(target, built), terms, target.assumptions, "float64", method)
+    return attnc.Network(
+        built.program, claim, target.box, built.construction, target.text, None, dict(built.parameters)
+    )
+
+
 @functools.cache
 def sweeps() -> dict[str, tuple[str, list[tuple[int, float, float]]]]:
-    """name → (what runs along the axis, [(its value, bound, observed)])."""
+    """name → (the quantity along the axis, [(its value, bound, observed)])."""
 
     def found(built: constructions.Built) -> tuple[float, float]:
         return built.bound.value, observe(HAT, built)

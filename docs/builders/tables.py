@@ -346,7 +346,7 @@ def plan_refusal() -> str:
     except attnc.BoundNotMet as refusal:
         wrapped = [textwrap.wrap(line, 112, subsequent_indent=" " * 24) for line in str(refusal).splitlines()]
         return "```text\n" + "\n".join(line for lines in wrapped for line in lines) + "\n```"
-    raise AssertionError("a construction serves Python code in eight variables: the page says otherwise")
+    raise AssertionError("a construction takes Python code in eight variables, against the page")
 
 
 def rates_table() -> str:
@@ -400,10 +400,10 @@ def main() -> None:
     before = os.getcwd()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        os.environ["XDG_CACHE_HOME"] = folder  # or what is said of a bound would depend on what was verified before
+        os.environ["XDG_CACHE_HOME"] = folder  # or the words for a bound would depend on earlier verifications
         names = [name for name in asked.names if name in TABLES]
         if any(name.startswith("cli-") for name in names) and "cli-compile" not in names:
-            names.insert(0, "cli-compile")  # saves what the others use
+            names.insert(0, "cli-compile")  # saves the network that the others use
         for name in names if asked.names else TABLES:
             text = TABLES[name]()
             print(f"<!-- table: {name} -->\n{text}\n<!-- end -->\n", flush=True)

@@ -2,7 +2,7 @@
 
 The pages of docs/ and CONTRIBUTING.md are copied to a folder of their own. Two pages are added there: the API, from the
 docstrings of all public names, and the commands, from their help texts. Zensical turns the folder into a site that
-needs no network.
+needs no network. The networks of the gallery are saved beside the pages, in gallery/.
 """
 
 from __future__ import annotations
@@ -17,20 +17,69 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import gallery
+from attnc_playground import verify_page
 from transcripts import run
 
 DOCS = Path(__file__).resolve().parents[1]
 CONFIG = DOCS / "zensical.toml"
-MODULES = ("attnc", "attnc.constructions", "attnc.incontext")
-"""The modules whose `__all__` is public."""
+
+
+def _is_function(value: Any, name: str) -> bool:
+    return inspect.isfunction(value) and name.count(".") == 1
+
+
+def _is_class(value: Any, name: str) -> bool:
+    return not _is_function(value, name)
+
+
+def _any(value: Any, name: str) -> bool:
+    return True
+
+
+GROUPS = {
+    "api-functions": ("Functions of attnc", ("attnc",), _is_function),
+    "api-classes": ("Classes of attnc", ("attnc",), _is_class),
+    "api-constructions": ("Constructions", ("attnc.constructions",), _any),
+    "api-incontext": ("In context", ("attnc.incontext",), _any),
+    "api-layers": ("Layers for torch", ("attnc.nn",) if find_spec("torch") else (), _any),
+    "api-tools": ("Tools", ("attnc.heads", "attnc.groundtruth", "attnc_lab", "attnc_checker"), _any),
+}
+"""Page → its title, the modules whose `__all__` is public, and which of their names are on it."""
+API_ENTRY = '{ "API" = "api.md" }'
+"""The entry of the navigation below which the pages of the API are put."""
+AS_WRITTEN = (
+    r"(^```.*?^```$|^#.*?$|^    .*?$|\$\$.*?\$\$|\$[^$\n]+\$|`[^`\n]*`|!\[[^\]]*\]\([^)]*\)|\]\([^)]*\)|<!--.*?-->)"
+)
+"""The parts of a page that are not running text."""
+INDEX = r"(?<![A-Za-z_\\])([A-Za-zα-ωΓΛΠΣ][\u0303\u0304]?)_(\{[^{}]+\}|\d\.\d|[A-Za-z0-9α-ω∞]{1,2})(?![A-Za-z0-9_])"
+"""A letter with an index: the letter, with a tilde or a bar, and the index."""
+POWER = r"(?<=[\w)\]|·])\^(\{[^{}]+\}|−?[A-Za-z0-9½η]+(?:\.\d+)?)"
+"""The power of a number, a letter or a bracket."""
 MAX_SIGNATURE = 100
 """The length of a signature, in characters, above which every parameter has a line of its own."""
 QUOTED_TYPE = r"(?<=: |> )'([^']*)'"
 """A type in a signature: `from __future__ import annotations` makes it a string."""
+WITHOUT_PAYLOAD = """<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<meta name="color-scheme" content="light dark">
+<title>Verify in the browser</title>
+<p>This site was built without the parts that check a network in the browser. <code>make verify-page</code> fetches
+them, and <code>make docs</code> then adds the page. On the command line, <code>attnc verify NETWORK</code> does the
+same check.</p>
+<p><a href="../checker.html">The checker</a></p>
+</html>
+"""
+"""The verify page of a site that was built without a network connection."""
+DEFAULT_FUNCTION = r"<(?:function|built-in method) .*? at 0x[0-9a-f]+>"
+"""A default that is a function: its address is another one in every build."""
 HELP_COLUMNS = "86"
 """The width of help texts, in characters: it fits beside the navigation on a desktop, and scrolls on a phone."""
 
@@ -50,14 +99,30 @@ def public_objects(module: str) -> Iterator[tuple[str, Any]]:
                     yield f"{module}.{name}.{member}", method
 
 
-def api_page() -> str:
-    """Return the page of all public names, as Markdown."""
-    parts = ["# API", "Every public name, with its parameters, results, errors and an example."]
-    for module in MODULES:
-        parts.append(f"## {module}")
-        for name, value in public_objects(module):
-            parts += [f"### {name.removeprefix(module + '.')}", _signature(name, value), _described(value)]
-    return "\n\n".join(part for part in parts if part) + "\n"
+def api_pages() -> dict[str, str]:
+    """Return the pages of all public names, as Markdown: an index, and one page for each group of names."""
+    index = ["# API", "Every public name, with its parameters, results, errors and an example."]
+    pages = dict[str, str]()
+    for page, (title, modules, is_chosen) in GROUPS.items():
+        parts, rows = [f"# {title}"], list[str]()
+        for module in modules:
+            if len(modules) > 1:
+                parts.append(f"## {module}")
+            for name, value in public_objects(module):
+                if not is_chosen(value, name):
+                    continue
+                short = name.removeprefix(module + ".")
+                parts += [f"### {short}", _signature(name, value), _described(value)]
+                if "." not in short:
+                    summary = _cell((inspect.getdoc(value) or "").split("\n\n")[0])
+                    rows.append(f"| [`{short}`]({page}.md#{_anchor(short)}) | {summary} |")
+        pages[page] = "\n\n".join(part for part in parts if part) + "\n"
+        index += [f"## {title}", "\n".join(["| name | summary |", "| :-- | :-- |", *rows])]
+    return {"api": "\n\n".join(index) + "\n", **pages}
+
+
+def _anchor(heading: str) -> str:
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
 def _signature(name: str, value: Any) -> str:
@@ -71,7 +136,7 @@ def _signature(name: str, value: Any) -> str:
     if len(text) > MAX_SIGNATURE:
         listed = "".join(f"    {parameter},\n" for parameter in signature.parameters.values())
         text = f"{name}(\n{listed}){text.rpartition(')')[2]}"
-    plain = re.sub(QUOTED_TYPE, r"\1", text)
+    plain = re.sub(DEFAULT_FUNCTION, "…", re.sub(QUOTED_TYPE, r"\1", text))
     return f"```text\n{plain}\n```"
 
 
@@ -145,10 +210,31 @@ def _add_contributing(pages: Path) -> None:
     """Make CONTRIBUTING.md, which is beside docs/, a page of the site."""
     text = (DOCS.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
     (pages / "contributing.md").write_text(text.replace("](docs/", "]("), encoding="utf-8")
-    for page in pages.glob("*.md"):
+    for page in pages.rglob("*.md"):
         text = page.read_text(encoding="utf-8")
-        if "](../CONTRIBUTING.md" in text:
-            page.write_text(text.replace("](../CONTRIBUTING.md", "](contributing.md"), encoding="utf-8")
+        if "../CONTRIBUTING.md" in text:  # behind another ../ in a folder of pages
+            page.write_text(text.replace("../CONTRIBUTING.md", "contributing.md"), encoding="utf-8")
+
+
+def typeset(text: str) -> str:
+    """Return Markdown with the indices and powers of running text lowered and raised: x_j, e^{−β} and 2^l.
+
+    Code, formulas, headings (whose names are link targets), pictures and addresses stay as they are.
+    """
+    parts = re.split(AS_WRITTEN, text, flags=re.MULTILINE | re.DOTALL)
+    for i in range(0, len(parts), 2):
+        raised = re.sub(POWER, lambda found: f"<sup>{found[1].strip('{}')}</sup>", parts[i])
+        parts[i] = re.sub(INDEX, lambda found: f"{found[1]}<sub>{found[2].strip('{}')}</sub>", raised)
+    return "".join(parts)
+
+
+def _add_verify_page(out: Path) -> None:
+    """Write the page that checks networks in the browser. Without its payload, write how to get it."""
+    if verify_page.is_installed():
+        verify_page.write(out / "verify", verify_page.gallery(out / "gallery"))
+        return
+    (out / "verify").mkdir()
+    (out / "verify" / "index.html").write_text(WITHOUT_PAYLOAD, encoding="utf-8")
 
 
 def build(out: Path) -> None:
@@ -156,15 +242,24 @@ def build(out: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         pages = Path(folder) / "docs"
         shutil.copytree(DOCS, pages, ignore=shutil.ignore_patterns("builders", "*.toml", "__pycache__"))
+        for page in pages.rglob("*.md"):
+            page.write_text(typeset(page.read_text(encoding="utf-8")), encoding="utf-8")
         _add_contributing(pages)
-        (pages / "api.md").write_text(api_page(), encoding="utf-8")
-        (pages / "commands.md").write_text(commands_page(), encoding="utf-8")
-        shutil.copy(CONFIG, folder)
+        made = api_pages()
+        for name, text in {**made, "commands": commands_page()}.items():
+            (pages / f"{name}.md").write_text(text, encoding="utf-8")
+        config = CONFIG.read_text(encoding="utf-8")
+        assert API_ENTRY in config, f"{CONFIG.name} has no entry {API_ENTRY}"
+        entries = ", ".join(f'"{name}.md"' for name in made)
+        config = config.replace(API_ENTRY, f'{{ "API" = [{entries}] }}')
+        (Path(folder) / CONFIG.name).write_text(config, encoding="utf-8")
         subprocess.run([sys.executable, "-m", "zensical", "build", "--strict"], cwd=folder, check=True)
         if out.exists():
             shutil.rmtree(out)
         shutil.copytree(Path(folder) / "site", out)
-    print(f"wrote {out / 'index.html'}")
+    gallery.save_all(out / "gallery")
+    _add_verify_page(out)
+    print(f"wrote {out / 'index.html'}. For the search, serve it: python -m http.server -d {out}")
 
 
 if __name__ == "__main__":

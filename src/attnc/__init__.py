@@ -28,7 +28,7 @@ from attnc.network import Network, Parity, Run
 from attnc.numerics.bound import Bound, Term
 from attnc.planning import plan
 from attnc.proofs.certificate import Certificate, Standing
-from attnc.proofs.proof import Beyond, Leaves, Points, Stages
+from attnc.proofs.proof import Beyond, Excluded, GradientProof, Leaves, Points, Stages
 from attnc.targets.box import Box
 from attnc.targets.function_target import SequenceTarget
 from attnc.targets.linear import ReLUNetwork, TruncatedLinear
@@ -38,6 +38,7 @@ from attnc.targets.target import Target
 from attnc.verifying import verify
 
 if TYPE_CHECKING:
+    from attnc import nn as nn
     from attnc_lab import Diagnosis, Symptom, diagnose
 
 __version__ = "0.1.0"
@@ -57,8 +58,10 @@ __all__ = [
     "Diagnosis",
     "DomainError",
     "Estimate",
+    "Excluded",
     "ExpressionError",
     "FileError",
+    "GradientProof",
     "Head",
     "HeadComparison",
     "InputError",
@@ -102,7 +105,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import the names of the lab on first use."""
+    """Import the names of the lab, and the layers, on first use."""
+    if name == "nn":
+        import importlib
+
+        return importlib.import_module("attnc.nn")
     if name in ("Diagnosis", "Symptom", "diagnose"):
         import attnc_lab
 
@@ -111,4 +118,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, "nn"})

@@ -19,6 +19,7 @@ from attnc.constructions.construction import (
     DEFAULT_EPS,
     MAX_ANCHORS,
     MAX_BYTES,
+    SMOOTH,
     Request,
     exponent,
     normal_numbers,
@@ -32,8 +33,9 @@ from attnc.numerics.limits import OutOfTime, time_limit, time_share
 from attnc.numerics.quiet import quiet
 from attnc.numerics.threads import one_thread
 from attnc.planning import DEFAULT_SECONDS, candidates, without_overflow
-from attnc.proving import prove
-from attnc.refusing import not_met, rounding_of, with_reachable
+from attnc.proofs.gradient_prover import require_gradient
+from attnc.proving import prove, prove_gradient
+from attnc.refusing import gradient_not_met, not_met, require_one_stage, rounding_of, with_reachable
 from attnc.targets.box import BoxLike
 from attnc.targets.sources import as_target
 from attnc.targets.target import Target
@@ -51,6 +53,9 @@ PROOF_SHARE = 1 / 2
 """The part of the time that is left which the proof of a network may take, and of all the time in counted seconds."""
 SEARCH_SHARE = 1 / 5
 """The part of the time that is kept for the search for an eps that is met."""
+DEFAULT_GRADIENT = 100.0
+"""The default of gradient_eps, in units of eps divided by the smallest half-width of the box. The slopes of heads that
+are solved for values err 38 to 66 times as much as these."""
 WORTHWHILE = 0.97
 """Stop unless a retry lowers the error below this share of the best error so far. Six retries that gain 3 % each would
 lower the error by a sixth only."""
@@ -68,6 +73,7 @@ def compile(  # the public name; this module does not need the builtin
     lipschitz: float | None = None,
     hessian_bound: float | None = None,
     norm: float | str = "inf",
+    gradient_eps: float | None = None,
     centres: str | None = None,
     heads: int | None = None,
     beta: float | None = None,
@@ -99,10 +105,14 @@ def compile(  # the public name; this module does not need the builtin
     criterion
         The cost that "auto" compares: "multiply_adds", "anchors", "parameters" or "layers".
     lipschitz, hessian_bound
-        For a callable: its Lipschitz constant, and the largest |∂²f/∂x_i²|. They are taken on trust. Without either,
-        nothing is proved.
+        For a callable: its Lipschitz constant, from the 2-norm of all inputs to the largest output, and the largest
+        |∂²f/∂x_i²|. They are taken on trust. Without either, nothing is proved.
     norm
-        "inf", or a number p ≥ 1 to measure the error in L_p over the box. In L_p the function may jump.
+        "inf", or a number p ≥ 1 to measure the error in L_p over the box. In L_p the function may jump. "C1" bounds the
+        error of the values by eps, and the error of every partial derivative by gradient_eps.
+    gradient_eps
+        For norm="C1": the largest error allowed in a partial derivative, by default 100·eps divided by the smallest
+        half-width of the box. Neighbourhoods of kinks are excluded, and the certificate lists them.
     centres, heads
         Options of some constructions: "grid" or "adaptive" cells, and the number of heads in a first layer.
     beta
@@ -151,7 +161,7 @@ def compile(  # the public name; this module does not need the builtin
     request = Request(
         None if eps is None else real_number("eps", eps),
         dtype,
-        exponent(norm),
+        exponent("inf" if norm == SMOOTH else norm),
         max_anchors,
         max_bytes,
         centres,
@@ -166,6 +176,7 @@ def compile(  # the public name; this module does not need the builtin
     )
     with time_limit(request.seconds):
         target = as_target(source, box, lipschitz, request.p, hessian_bound)
+        request = replace(request, gradient_eps=_gradient_eps(norm, gradient_eps, target, request))
         request.require_representable(target)
         tiny = normal_numbers(target, request)
         # A number that overflows is not finite. No construction uses it, and no bound is made of it.
@@ -178,10 +189,27 @@ def compile(  # the public name; this module does not need the builtin
             except BoundNotMet as refusal:
                 if tiny is not None:
                     raise InputError(tiny) from None
+                if request.gradient_eps is not None:  # the search below is about values alone
+                    raise
                 eased = with_reachable(refusal, target, request, lambda eased: _within_eps(target, eased).network)
                 raise eased from None
             network = certify_also(found.network, found.built, target, also, progress)
     return replace(network, command=command)
+
+
+def _gradient_eps(norm: float | str, given: float | None, target: Target, request: Request) -> float | None:
+    """Return the largest error allowed in a partial derivative; None if gradients are not bounded.
+
+    Raise InputError if there are no gradients to bound, or if an argument is missing.
+    """
+    if norm != SMOOTH:
+        if given is not None:
+            raise InputError(f"gradient_eps={given!r} is for norm={SMOOTH!r}. Add norm={SMOOTH!r}, or leave it out.")
+        return None
+    if request.eps is None:
+        raise InputError(f"norm={SMOOTH!r} needs eps, the largest error of the values. Add eps.")
+    require_gradient(target)
+    return DEFAULT_GRADIENT * request.eps / float(target.box.widths.min() / 2) if given is None else given
 
 
 def _within_eps(target: Target, request: Request) -> _Attempt:
@@ -198,6 +226,9 @@ def _within_eps(target: Target, request: Request) -> _Attempt:
             return attempt
         best = attempt if best is None or attempt.error < best.error else best
     if best is not None:
+        claim = best.network.certificate
+        if request.gradient_eps is not None and claim.error is not None and claim.error <= request.eps_or_any:
+            raise gradient_not_met(target, best.network, best.gradient_error, request)
         raise not_met(target, best.network, request)
     assert unbuilt is not None
     raise unbuilt.with_network(lambda built: _proved(built, target, request).network)
@@ -205,13 +236,18 @@ def _within_eps(target: Target, request: Request) -> _Attempt:
 
 def _proved(built: Built, target: Target, request: Request) -> _Attempt:
     """Observe and prove in the share of the time that a proof has; raise BoundNotMet if no bound is found in it."""
+    gradient_error, seconds = 0.0, PROOF_SHARE * request.seconds
     try:
         with time_share(PROOF_SHARE):
+            if request.gradient_eps is not None:
+                require_one_stage(built, target, request)
             network = observe(built, target, request.eps, request.p, request.progress)
-            proved = prove(network, target, request.progress, PROOF_SHARE * request.seconds)
+            proved = prove(network, target, request.progress, seconds)
+            if request.gradient_eps is not None:
+                proved, gradient_error = prove_gradient(proved, target, request.gradient_eps, request.progress, seconds)
     except OutOfTime as late:
         raise out_of_time(target, request.eps_or_any, request.seconds, built.construction, late) from None
-    return _Attempt(built, proved, request.eps_or_any)
+    return _Attempt(built, proved, request.eps_or_any, gradient_error, request.gradient_eps)
 
 
 def _refined(build: Callable[[], Built], target: Target, request: Request) -> _Attempt:
@@ -271,13 +307,19 @@ class _Attempt:
     built: Built
     network: Network
     eps: float
+    gradient_error: float = 0.0  # the bound, or the error that was seen
+    gradient_eps: float | None = None
 
     @property
     def error(self) -> float:
-        """The bound, or the observed error. On an infinite box an error without a bound is taken as infinite."""
+        """The bound, or the observed error. On an infinite box an error without a bound is taken as infinite.
+
+        If gradients are bounded, too, it is the larger of both errors, each in units of its own eps, times eps.
+        """
         claim = self.network.certificate
         drifts = claim.bound is None and not self.network.box.is_bounded
-        return math.inf if drifts or claim.error is None else claim.error
+        error = math.inf if drifts or claim.error is None else claim.error
+        return error if self.gradient_eps is None else max(error, self.gradient_error / self.gradient_eps * self.eps)
 
     @property
     def rounding(self) -> float:

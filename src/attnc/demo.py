@@ -16,10 +16,12 @@ if TYPE_CHECKING:
 
 SHOWN_EXPRESSION = "sin(x)+cos(y)"
 BOX = {"x": (-3.0, 3.0), "y": (-3.0, 3.0)}
-FIGURES = {0.1: "demo.png", 1e-6: "demo-fine.png"}
-"""The accuracies, and the file name of the picture of each."""
-PAPERS = "max_affine"
-"""The papers' construction, built at the first accuracy for comparison."""
+ACCURACIES = (0.1, 1e-6)
+FIGURES = ("demo.png", "demo-fine.png")
+"""The file names of two pictures: the papers' partition beside soft heads, and the network of the smallest eps."""
+PAPERS, DRAWN_EPS = "max_affine", 0.5
+"""The papers' construction, built at the first accuracy for comparison, and the eps at which it is drawn. Its cells are
+then wide enough to be seen."""
 
 
 def run_demo(
@@ -27,7 +29,7 @@ def run_demo(
 ) -> list[Path]:
     """Compile, draw pictures into `out_dir`, which is created, and print a table; return the pictures' paths.
 
-    `progress` is a bar that is shown during the work. Without matplotlib there are no pictures, and a line says how to
+    `progress` is a bar that is shown during the work. Without matplotlib there are no pictures, and a line tells how to
     install it.
     """
     from attnc import compile as compile_network
@@ -38,10 +40,12 @@ def run_demo(
     except OSError as error:
         raise FileError(f"cannot write the demo to {str(out_dir)!r}: {error.strerror or error}") from None
     with progress or nullcontext(None) as report:
-        cheapest = [compile_network(SHOWN_EXPRESSION, box=BOX, eps=eps, progress=report) for eps in FIGURES]
-        coarse = next(iter(FIGURES))
-        papers = compile_network(SHOWN_EXPRESSION, box=BOX, eps=coarse, construction=PAPERS, progress=report)
-        figures, missing = _draw(cheapest, out_dir, report)
+        cheapest = [compile_network(SHOWN_EXPRESSION, box=BOX, eps=eps, progress=report) for eps in ACCURACIES]
+        papers, drawn = (
+            compile_network(SHOWN_EXPRESSION, box=BOX, eps=eps, construction=PAPERS, progress=report)
+            for eps in (ACCURACIES[0], DRAWN_EPS)
+        )
+        figures, missing = _draw(drawn, cheapest[-1], out_dir, report)
     networks = [papers, *cheapest]
     if json_output:
         rows = [summary(network) | {"name": f"{network.construction}, eps={network.eps}"} for network in networks]
@@ -51,19 +55,18 @@ def run_demo(
     return figures
 
 
-def _draw(networks: list[Network], out_dir: Path, progress: Progress | None) -> tuple[list[Path], str | None]:
-    from attnc.plots import plot
+def _draw(partition: Network, fine: Network, out_dir: Path, progress: Progress | None) -> tuple[list[Path], str | None]:
+    from attnc.plots import plot, plot_demonstration
 
-    figures: list[Path] = []
-    for done, (network, name) in enumerate(zip(networks, FIGURES.values(), strict=True)):
-        if progress:
-            progress("drawing", done / len(networks))
-        try:
-            plot(network, out_dir / name)
-        except MissingExtra as error:
-            return [], str(error)
-        figures.append(out_dir / name)
-    return figures, None
+    first, second = (out_dir / name for name in FIGURES)
+    if progress:
+        progress("drawing", 0.0)
+    try:
+        plot_demonstration(first, partition, fine)
+        plot(fine, second)
+    except MissingExtra as error:
+        return [], str(error)
+    return [first, second], None
 
 
 def _print_table(networks: list[Network], figures: list[Path], missing: str | None) -> None:

@@ -1,6 +1,6 @@
 """Measure whether the engines on this machine keep the assumptions of certificates.
 
-A certificate assumes of an engine what `numerics.rounding.engine_assumption` says. Here each part is measured, for
+`numerics.rounding.engine_assumption` states what certificates assume of an engine. Here each part is measured, for
 every installed engine and both dtypes, against exact values or Arb's:
 
     exponential   weights relative to the largest, within ENGINE_ULPS ulp down to e^NEGLIGIBLE, and no larger below it.
@@ -8,10 +8,10 @@ every installed engine and both dtypes, against exact values or Arb's:
     powers        powers of two whose powers are weights, within EXPONENTIAL_ERROR unit roundoffs
     rounding      sums, products and quotients whose nearest number is known, in cases that differ in every other mode
     subnormals    neither operands nor results are taken for zero, or both are in an engine of which this is known
-    products      matrix products, in units of what γ_n allows: TF32 and bfloat16 exceed it
-    sums          averages over MOST_KEYS keys, in units of what the additions allow that `ir.summing.depth` counts
+    products      matrix products, in units of the error that γ_n allows: TF32 and bfloat16 exceed it
+    sums          averages over MOST_KEYS keys, in units of the error of the additions that `ir.summing.depth` counts
 
-Of the prover a certificate assumes that elementary functions are within LIBM_ULPS ulp. All of this is a sample, and no
+Proofs assume that numpy's elementary functions are within LIBM_ULPS ulp. All of this is a sample, and no
 proof. It covers engines on the CPU, like the certificates.
 """
 
@@ -105,7 +105,7 @@ class Examined(NamedTuple):
 
 
 def remarks(examined: Sequence[Examined]) -> list[str]:
-    """Return sentences: which engines keep which certificates, and what is not kept."""
+    """Return sentences: which engines keep which certificates, and which assumptions fail."""
     *engines, prover = examined
     lines = list[str]()
     for dtype in UNIT_ROUNDOFF:
@@ -488,7 +488,7 @@ def _torch() -> Engine:
 
     def average(program: Program, inputs: Sequence[Array]) -> Array:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of what is measured here
+            warnings.simplefilter("ignore")  # about the properties measured here
             return np.asarray(to_torch(program)(*map(torch.from_numpy, inputs)).numpy())
 
     return Engine("torch", torch.__version__, tuple(UNIT_ROUNDOFF), weights, operate, average=average)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from attnc.numerics.bound import Term
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.proofs.certificate import THEOREM, Certificate, Standing
 from attnc.proofs.error_tree import ErrorNode, error_tree
@@ -14,6 +17,7 @@ from attnc.wording import (
     bound_sentence,
     ceiling,
     elsewhere,
+    gradient_sentence,
     observed_sentence,
     one_line,
     percent,
@@ -33,7 +37,7 @@ MARKDOWN_SIGNS = re.compile(r"([\\`*_{}\[\]<>|#~&$!])")
 def model_card(network: Network) -> str:
     """Return the card as Markdown. Texts of users are escaped or fenced, so that they cannot change its structure.
 
-    The card is the same on every machine: it says that certificates state their bounds.
+    The card is the same on every machine: its words are "the certificate states".
     """
     network = _as_stated(network)
     unnamed = without_expression(network)
@@ -88,11 +92,20 @@ def summary(network: Network) -> dict[str, Any]:
         "num_stages": certificate.num_heads,
         "num_points": certificate.num_points if certificate.is_of_table else None,
         "norm": certificate.norm,
+        "gradient_eps": certificate.gradient_eps,
+        "gradient_bound": certificate.gradient_bound,
+        "gradient_observed": certificate.gradient_observed,
+        "gradient_terms": _terms(() if certificate.gradient is None else certificate.gradient.terms),
+        "excluded": [dataclasses.asdict(band) for band in certificate.excluded],
         "certificates": [_certified(network, dtype) for dtype in UNIT_ROUNDOFF],
-        "terms": [{"name": term.name, "value": term.value, "reason": term.reason} for term in certificate.terms],
+        "terms": _terms(certificate.terms),
         "assumptions": list(certificate.assumptions),
         "command": network.command,
     }
+
+
+def _terms(terms: Iterable[Term]) -> list[dict[str, Any]]:
+    return [{"name": term.name, "value": term.value, "reason": term.reason} for term in terms]
 
 
 def _certified(network: Network, dtype: str) -> dict[str, Any]:
@@ -139,6 +152,9 @@ def _claims(network: Network) -> str:
         lines.append("**Between the points:** nothing is claimed. The table has no values there.")
     else:
         lines = [f"**{kind}:** {bound}", f"**Observed error (sampled):** {observed}"]
+        if claim.gradient is not None:
+            slopes = gradient_sentence(claim, strong, escape)
+            lines.append(f"**Gradient ({said(claim)}):** {slopes}")
         lines += [f"**In {dtype}:** {escape(claimed)}." for dtype, claimed in elsewhere(network)]
     lines.append(
         "**Outside the box:** nothing is claimed. `net(points)` refuses points there, unless `outside` is `clamp` or "

@@ -472,6 +472,44 @@ class Network:
         inputs = tuple(split_columns(points, self.program.input_shapes))
         return self._outputs(inputs, outside, progress, is_compiled=False).reshape(len(points), -1)
 
+    def gradient(
+        self, *inputs: Float[np.ndarray, "batch ..."], outside: str = "raise", progress: FractionDone | None = None
+    ) -> Float[np.ndarray, "batch outputs d"]:
+        """Return the derivatives of the network at points of the box: of each output by each variable.
+
+        They are computed forwards from the weights, in the program's dtype, in blocks of points with bounded memory.
+        They are derivatives of the network, not of the function. A bound of their distance is in the certificate only
+        if it was asked for. A point that "clamp" moves has the derivatives at the point to which it is moved.
+
+        Parameters
+        ----------
+        *inputs : array_like
+            As for a call of the network.
+        outside : str
+            As for a call of the network.
+        progress : callable, optional
+            Called with the fraction that is done.
+
+        Returns
+        -------
+        ndarray
+            (batch, outputs, d), with one column per variable, in the order of `variables`. There is an axis for the
+            outputs also if there is only one. Sequences are taken and returned as one row of numbers.
+
+        Raises
+        ------
+        InputError
+            As for a call of the network, and if a derivative overflows.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> net = attnc.compile("sin(x) + y**2", {"x": (-3, 3), "y": (-1, 1)}, eps=1e-6)
+        >>> net.gradient([[0.0, 0.5]]).round(3).tolist()
+        [[[1.0, 1.0]]]
+        """
+        return self._outputs(inputs, outside, progress, is_compiled=has_numba(), run=self._engine_with_grids.gradient)
+
     def run(
         self,
         *inputs: Float[np.ndarray, "batch ..."],
@@ -577,22 +615,32 @@ class Network:
         return ablate(self, head, how, over, seed)
 
     def _outputs(
-        self, inputs: tuple[Any, ...], outside: str, progress: FractionDone | None = None, *, is_compiled: bool
+        self,
+        inputs: tuple[Any, ...],
+        outside: str,
+        progress: FractionDone | None = None,
+        *,
+        is_compiled: bool,
+        run: Callable[..., np.ndarray] | None = None,
     ) -> Float[np.ndarray, "batch ..."]:
-        """Return the outputs; raise InputError if scores overflow, outside the box or far out on an infinite range."""
+        """Return the outputs; raise InputError if scores overflow, outside the box or far out on an infinite range.
+
+        With `run`, return the results of that method of the engine instead.
+        """
         warn_of_fault()
+        run = self._engine if run is None else run
         arrays = self._as_arrays(inputs, outside)
         is_safe = self.box.is_bounded and outside != "allow"
         if is_safe and len(arrays) == 1 and arrays[0].dtype == self.program.dtype:
             try:  # the engine compares points with the box while they are in the cache
-                return self._engine(arrays[0], is_compiled=is_compiled, progress=progress, limits=self._ends)
+                return run(arrays[0], is_compiled=is_compiled, progress=progress, limits=self._ends)
             except OutsideLimits:
                 pass
         checked = self._in_box(arrays, outside)
         if is_safe:
-            return self._engine(*checked, is_compiled=is_compiled, progress=progress)
+            return run(*checked, is_compiled=is_compiled, progress=progress)
         with quiet():
-            outputs = self._engine(*checked, is_compiled=is_compiled, progress=progress)
+            outputs = run(*checked, is_compiled=is_compiled, progress=progress)
         lost = np.flatnonzero(~np.isfinite(outputs).reshape(len(outputs), -1).all(axis=1))
         if len(lost):
             row = int(lost[0])
@@ -1064,7 +1112,7 @@ class Network:
         Raises
         ------
         InputError
-            If the network cannot be exported: the message says why, and what can.
+            If the network cannot be exported: the message gives the reason, and names exports that are possible.
         BoundNotMet
             If no bound, or none of at most `eps`, can be proved.
         FileError
@@ -1161,7 +1209,12 @@ class Network:
         """
         from attnc.model_card import model_card
 
-        folder, stated = folder_named(path), self.expression or self.definitions
+        folder = folder_named(path)
+        save_network(folder, *self._saved(), model_card(self))
+
+    def _saved(self) -> tuple[Program, dict[str, Any], dict[str, dict[str, Any]]]:
+        """Return what a saved network holds: the program, the configuration, and the certificates by file name."""
+        stated = self.expression or self.definitions
         config = {
             "construction": self.construction,
             "expression": stated,
@@ -1174,4 +1227,4 @@ class Network:
         claims = {"certificate.json": self.certificate}
         claims |= {f"certificate.{dtype}.json": claim for dtype, claim in self.also.items()}
         certificates = {name: claim.to_json(stated, self.box) for name, claim in claims.items()}
-        save_network(folder, self.program, config, certificates, model_card(self))
+        return self.program, config, certificates

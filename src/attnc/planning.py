@@ -64,7 +64,7 @@ def plan(
     source, box, eps, dtype, criterion, lipschitz, hessian_bound, norm, max_anchors, max_bytes, progress
         The same as for `attnc.compile`.
     seconds
-        The time limit. A row whose cost was not found in time says so in `why_not`.
+        The time limit. A row whose cost was not found in time has this reason in `why_not`.
 
     Returns
     -------

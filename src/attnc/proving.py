@@ -14,7 +14,9 @@ from attnc.numerics.bound import Term
 from attnc.numerics.intervals import Interval
 from attnc.numerics.limits import OutOfTime, check_time, time_limit
 from attnc.numerics.rounding import UNIT_ROUNDOFF, engine_assumption
+from attnc.proofs.cells.branching import Budget
 from attnc.proofs.certificate import ASSUMING, TRUSTED, Certificate
+from attnc.proofs.gradient_prover import GradientTask
 from attnc.proofs.observed import observed_error, sample_points
 from attnc.proofs.proof import Leaves, Points, Proof, Stages
 from attnc.proofs.prover import ProofRequest
@@ -116,6 +118,23 @@ def prove(network: Network, target: Target, progress: Progress | None, seconds: 
     if proof is None or not _replaces(proof, claim.bound, request):
         return network
     return _checked(network._with_certificate(claim.proved(proof, _method(proof, target))), target)
+
+
+def prove_gradient(
+    network: Network, target: Target, eps: float, progress: Progress | None, seconds: float
+) -> tuple[Network, float]:
+    """Return the network with a bound of the errors of all partial derivatives, and that bound.
+
+    If the error that is seen at samples exceeds eps, nothing is proved, and this error is returned.
+    """
+    with time_limit(counted=seconds):
+        task = GradientTask.of(network.program, target, eps)
+        if task.observed > eps:
+            return network, task.observed
+        proof = task.proof(Budget(progress=progress))
+    if not math.isfinite(proof.bound):
+        return network, proof.bound
+    return network._with_certificate(dataclasses.replace(network.certificate, gradient=proof)), proof.bound
 
 
 def _replaces(proof: Proof, bound: float | None, request: ProofRequest) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from attnc.constructions.built import ROUNDING_SHARE, more_time, round_above
+from attnc.constructions.built import ROUNDING_SHARE, Built, more_time, round_above
 from attnc.constructions.construction import Request
 from attnc.constructions.fitting.grid_partition import constant_norm
 from attnc.errors import AttncError, BoundNotMet
@@ -16,6 +16,7 @@ from attnc.network import Network
 from attnc.numerics.limits import is_time_over, time_limit
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.proofs.observed import sample_points
+from attnc.proofs.prover import num_softmaxes
 from attnc.targets.target import Target
 from attnc.wording import OUT_OF_TIME, largest_on, plural
 
@@ -69,6 +70,34 @@ def not_met(target: Target, network: Network, request: Request) -> BoundNotMet:
         worst_box=claim.worst_box(network.box),
         network=network,
     )
+
+
+def gradient_not_met(target: Target, network: Network, error: float, request: Request) -> BoundNotMet:
+    """Return the refusal for a network whose values are within eps, and whose gradient is not within gradient_eps."""
+    claim, eps = network.certificate, request.gradient_eps
+    kind, assumed = ("observed error", "") if claim.gradient is None else ("bound", " or more seconds,")
+    least = f"gradient_eps ≥ {round_above(error):.2g},{assumed} " if math.isfinite(error) else ""
+    return BoundNotMet(
+        f"cannot bring the gradient of {target.describe()} on {target.box} to gradient_eps={eps:g} by "
+        f"{network.construction}: the {kind} of a partial derivative is {error:.3g}; that of the values is "
+        f"{claim.error:.3g}, within eps={request.eps_or_any:g}. Choose {least}a smaller eps, or another construction.",
+        eps=request.goal,
+        bound=claim.bound,
+        worst_box=claim.worst_box(network.box),
+        network=network,
+    )
+
+
+def require_one_stage(built: Built, target: Target, request: Request) -> None:
+    """Raise BoundNotMet if a network has several attention layers, as gradients are proved for no other yet."""
+    layers = num_softmaxes(built.program)
+    if layers > 1:
+        raise BoundNotMet(
+            f"the gradient of {target.describe()} cannot be certified by {built.construction}: its network has "
+            f"{layers} attention layers, and gradients are proved for one. Choose construction='spectral_grid', or "
+            "norm='inf'.",
+            eps=request.goal,
+        )
 
 
 def rounding_of(network: Network) -> float:

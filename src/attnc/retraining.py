@@ -17,7 +17,7 @@ from attnc.ir.spec import check
 from attnc.ir.weights import named_weights, with_named_weights
 from attnc.numerics.arrays import real_array
 from attnc.numerics.limits import OutOfTime, time_limit
-from attnc.proving import observe, prove, unproved
+from attnc.proving import observe, prove, prove_gradient, unproved
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.expression import Expression
 from attnc.targets.target import Target
@@ -60,6 +60,8 @@ def with_weights(network: Network, weights: Any, target: Target | None, eps: flo
             # Training has changed more than the heads. A bound by enclosures alone is loose, but it is one.
             plain = prove(dataclasses.replace(changed, derivation=None), wanted, None, seconds)
             changed = changed._with_certificate(plain.certificate)
+        if network.certificate.gradient is not None:
+            changed, _ = prove_gradient(changed, wanted, network.certificate.gradient.eps, None, seconds)
     claim = changed.certificate
     error = claim.error if claim.is_of_table else claim.bound  # all points of a table are checked
     if error is not None and error <= goal:

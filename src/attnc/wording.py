@@ -1,6 +1,6 @@
 """The words of a claim, for model cards, the terminal, pictures and refusals.
 
-The bound and the observed error of a certificate are always two figures, and each says what it is. A bound is printed
+The bound and the observed error of a certificate are always two figures, each with its name. A bound is printed
 rounded up, with the arithmetic in which it holds. It is called proven only if it was proved in this process.
 Otherwise a file states it, and `attnc verify` may have re-proved it on this machine.
 """
@@ -45,7 +45,7 @@ Mark = Callable[[str], str]
 def bound_sentence(claim: Certificate, strong: Mark = str, plain: Mark = str) -> str:
     """Return the bound as sentences, for a card. `plain` is applied to texts from files, which may be anybody's.
 
-    A card goes with the files to any machine, so it says that the certificate states the bound, whatever its standing.
+    A card goes with the files to any machine, so it writes "the certificate states", whatever the standing.
     """
     arithmetic = f"arithmetic: {plain(claim.dtype)}"
     if claim.bound is None:
@@ -70,7 +70,7 @@ def observed_sentence(claim: Certificate, strong: Mark = str, plain: Mark = str)
     if claim.observed is None:
         return f"{seen}."
     if claim.norm == "inf":
-        return f"{seen}, the largest difference at sampled points. It says nothing about the points between them."
+        return f"{seen}, the largest difference at sampled points. Between them the error may be larger."
     return f"{seen}, the same norm by quadrature at sampled points. It proves nothing."
 
 
@@ -107,13 +107,43 @@ def observed_note(claim: Certificate) -> str:
     return "at samples; no proof" if not claim.is_of_table else f"the largest {at_points(claim)}, all checked"
 
 
+def gradient_note(claim: Certificate) -> str | None:
+    """Return both figures about partial derivatives, and where they do not hold; None if nothing is claimed."""
+    proof = claim.gradient
+    if proof is None:
+        return None
+    how = _joined(claim, f"{said(claim)} for every partial derivative, rounding included")
+    bands = excluded_note(claim)
+    seen = f"observed {proof.observed:.3g} at samples, no proof"
+    late = "" if proof.complete else f"; {OUT_OF_TIME}: a smaller bound may be true"
+    return one_line(f"≤ {ceiling(proof.bound)}  {how}; gradient_eps {proof.eps:g}; {seen}{bands}{late}")
+
+
+def excluded_note(claim: Certificate) -> str:
+    """Return the neighbourhoods of kinks in which nothing is claimed about partial derivatives, or "" for none."""
+    bands = [f"{band.argument} ∈ [{band.lo:.6g}, {band.hi:.6g}]" for band in claim.excluded]
+    return f"; excluded at kinks: {', '.join(bands)}" if bands else ""
+
+
+def gradient_sentence(claim: Certificate, strong: Mark = str, plain: Mark = str) -> str:
+    """Return the claim about partial derivatives as a sentence, for a card."""
+    proof = claim.gradient
+    assert proof is not None
+    bound, seen, bands = strong(ceiling(proof.bound)), strong(f"{proof.observed:.3g}"), plain(excluded_note(claim))
+    return (
+        f"|∂network/∂x − ∂f/∂x| ≤ {bound} for every variable and output over the whole box, rounding included{bands}. "
+        f"At samples {seen} was seen, which proves nothing."
+    )
+
+
 def headline(claim: Certificate) -> str:
     """Return both figures in one line, for the title of a picture."""
     before, how = "" if claim.norm == "inf" else f"{_norm(claim)}: ", "sampled"
     if claim.is_of_table:
         before, how = f"{at_points(claim)}: ", "all checked"
     bound = "no bound" if claim.bound is None else f"bound {ceiling(claim.bound)} ({said(claim)})"
-    return before + bound + ("" if claim.observed is None else f"   observed {claim.observed:.3g} ({how})")
+    slopes = "" if claim.gradient is None else f"   gradient ≤ {ceiling(claim.gradient.bound)}"
+    return before + bound + ("" if claim.observed is None else f"   observed {claim.observed:.3g} ({how})") + slopes
 
 
 def certificate_lines(claim: Certificate, box: Box) -> list[str]:
@@ -126,7 +156,9 @@ def certificate_lines(claim: Certificate, box: Box) -> list[str]:
         return [bound]
     if claim.is_of_table:
         return [f"{bound}; {claim.observed:.3g} is the largest error seen at them"]
-    return [bound, f"seen at samples{norm}, no proof: {claim.observed:.3g}"]
+    slopes = gradient_note(claim)
+    seen = f"seen at samples{norm}, no proof: {claim.observed:.3g}"
+    return [bound, seen, *([] if slopes is None else [f"gradient {slopes}"])]
 
 
 def value_note(claim: Certificate, *, is_claimed: bool, at: float = 0.0) -> str:

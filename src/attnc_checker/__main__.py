@@ -14,12 +14,13 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from decimal import ROUND_CEILING
 
 from attnc_checker.checking import Verdict, certificates, check
 from attnc_checker.claims import rounded
 from attnc_checker.limits import ALLOW_MORE, end_with, limit_memory
+from attnc_checker.proving import Job, Proof
 
 SECONDS = 600
 """The default limit on the time of a check. The slowest honest certificate that is known, of sin(x) on ±1e6, takes
@@ -123,6 +124,11 @@ def _tell_one(verdict: Verdict) -> None:
         print(f"re-proved: the error is at most {bound} {verdict.scope}, in {verdict.dtype} ", end="")
         leaves = "1 leaf" if verdict.leaves == 1 else f"{verdict.leaves:,} leaves"
         print(f"({leaves}, {verdict.reproved:.6g} found here, {verdict.seconds:.1f} s)")
+        if verdict.gradient_bound is not None:
+            gradient = rounded(verdict.gradient_bound, 6, ROUND_CEILING)
+            print(f"re-proved: the error of every partial derivative is at most {gradient}", end="")
+            bands = " or ".join(f"[{lo:.6g}, {hi:.6g}]" for lo, hi in verdict.excluded)
+            print(f", except in {bands}" if bands else "")
         print(*(f"  assumed: {text}" for text in verdict.assumptions), sep="\n")
     else:
         found = "error" if verdict.exit_code == 2 else "not re-proved" if verdict.decided else "not decided"
@@ -130,8 +136,8 @@ def _tell_one(verdict: Verdict) -> None:
         print(f"{found}{arithmetic}: {verdict.reason}", file=sys.stderr)
 
 
-def _progress(done: int, count: int) -> None:
-    print(f"\r{done:,} of {count:,} leaves", end="", file=sys.stderr, flush=True)
+def _progress(_: Proof, jobs: Sequence[Job], found: Mapping[Job, float]) -> None:
+    print(f"\r{len(found):,} of {len(jobs):,} leaves", end="", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -197,7 +197,7 @@ class Average:
             [(x - mean) * r for x in axis] for axis, mean, r in zip(self.axes, means, box.half, strict=True)
         ]
         values = [w * column for rows in self.values.values() for column in rows]
-        delta, *others = _moments([w, *values], self.places, shifts, m)
+        delta, *others = moments_of([w, *values], self.places, shifts, m)
         least = delta[0] * (-total(abs(delta[key]) for key in linear) / delta[0]).exp()
         places = zip(*self.places, strict=True)
         moves = [Vector(shift[n] for n in place) for shift, place in zip(shifts, places, strict=True)]
@@ -282,7 +282,7 @@ class Largest(NamedTuple):
         return tau / (1 - tau) * at(self.values[o], box.reach) + summed
 
 
-def _moments(columns: list[Vector], places: Sequence[tuple[int, ...]], shifts: list[list[arb]], m: int) -> list[Poly]:
+def moments_of(columns: list[Vector], places: Sequence[tuple[int, ...]], shifts: list[list[arb]], m: int) -> list[Poly]:
     """Return Σ_k g_k (α_k r)^j/j! for |j| ≤ m and every column g.
 
     Keys that differ only along the last axis are added up first, once for every power along it. Then follow keys that

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from attnc_checker.files import BadFile, Refused, require, typed
@@ -21,7 +21,7 @@ four variables MAX_ORDERS allow 27,132."""
 Ends = tuple[float, float]
 """The lower and the upper end of an interval."""
 
-TAYLOR, SELECTION, ENCLOSURE, TAIL = "taylor", "selection", "enclosure", "tail"
+TAYLOR, SELECTION, ENCLOSURE, TAIL, EXCLUDED = "taylor", "selection", "enclosure", "tail", "excluded"
 Cell = tuple[int, tuple[int, ...]]
 """A level, and for each variable an index below 2^level."""
 
@@ -32,9 +32,15 @@ class Leaf(NamedTuple):
     cell: Cell | None
 
 
-def read_leaves(entries: object, d: int, sides: Iterable[int] = ()) -> tuple[Leaf, ...]:
+ANY_KIND = (TAYLOR, SELECTION, ENCLOSURE)
+"""The kinds of leaves on cells in a proof about values."""
+
+
+def read_leaves(
+    entries: object, d: int, sides: Iterable[int] = (), kinds: Collection[str] = ANY_KIND
+) -> tuple[Leaf, ...]:
     """Return the leaves of a box in d variables, or of one variable that is unbounded on these sides."""
-    leaves = tuple(_leaf(entry, d) for entry in typed(entries, list, "leaves"))
+    leaves = tuple(_leaf(entry, d, kinds) for entry in typed(entries, list, "leaves"))
     tails = sorted(leaf.order for leaf in leaves if leaf.cell is None)
     if tails != sorted(sides):
         raise Refused(f"the leaves do not cover the box: tails on the sides {tails}, infinite ends on {sorted(sides)}")
@@ -42,15 +48,15 @@ def read_leaves(entries: object, d: int, sides: Iterable[int] = ()) -> tuple[Lea
     return leaves
 
 
-def _leaf(entry: object, d: int) -> Leaf:
-    """Read ["taylor", order, level, i_1 … i_d], ["selection", level, …], ["enclosure", level, …] or ["tail", side]."""
+def _leaf(entry: object, d: int, kinds: Collection[str]) -> Leaf:
+    """Read ["taylor", order, level, i_1 … i_d], ["tail", side], or another kind as ["selection", level, i_1 … i_d]."""
     if not isinstance(entry, list) or not entry or not all(type(x) is int for x in entry[1:]):
         raise BadFile(f"the leaf {entry!r:.60} is no list of a kind and whole numbers")
     (kind, *numbers), leaf = entry, f"the leaf {entry!r:.60}"
     if kind == TAIL:
         require(numbers in ([-1], [1]), f"{leaf} has no side, which is -1 or 1")
         return Leaf(kind, numbers[0], None)
-    require(kind in (TAYLOR, SELECTION, ENCLOSURE), f"{leaf} is of an unknown kind")
+    require(kind in kinds, f"{leaf} is of an unknown kind")
     num_numbers = 1 + d + (kind == TAYLOR)
     require(len(numbers) == num_numbers, f"{leaf} does not have the numbers of a cell in {d} variable(s)")
     order, highest = numbers.pop(0) if kind == TAYLOR else 1, MAX_ORDERS[min(d, len(MAX_ORDERS)) - 1]

@@ -9,8 +9,9 @@ import os
 import random
 import re
 import signal
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -39,6 +40,7 @@ from attnc_checker.files import (
     require,
     typed,
 )
+from attnc_checker.gradients import with_gradient
 from attnc_checker.leaves import Prover
 from attnc_checker.limits import ALLOW_MORE, ROUNDS, Limit, end_with
 from attnc_checker.network import Reduction
@@ -61,7 +63,7 @@ BLOCKS = "sums over up to 4096 keys not in any order but in blocks: of 8 terms e
 TRUNCATION = "if the engine leaves out keys that are far behind, that moves no output by more than {truncation:.3g}"
 EXPONENTIAL = "weights within {ulps} ulp in the engine, for exact scores"
 BESIDE = {MAIN, "config.json", "model.safetensors", "README.md", "LICENSE", ".gitattributes", "verdicts"}
-"""The names that may be in the folder of a stock checkpoint. Others, such as adapters, may change what is loaded."""
+"""The names that may be in the folder of a stock checkpoint. Others, such as adapters, may change the network."""
 STOCK = (
     "float32 evaluation by transformers in IEEE 754 arithmetic rounded to nearest, with gradual underflow: sums in any "
     "order, eager attention or a kernel that keeps the same",
@@ -70,16 +72,50 @@ STOCK = (
 )
 TAILS = "exact arithmetic beyond the core, where rounding grows with |x|"
 
-Progress = Callable[[int, int], None]
+Progress = Callable[[Proof, Sequence[Job], Mapping[Job, float]], None]
+"""Takes the proof, all of its jobs in the order in which they are proved, and the bounds that were found so far. It is
+called before the first job, and after every job."""
 Stored = tuple[Claim, object, dict[str, Tensor]]
 """The claim, the structure of the network as in config.json, and its weights."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of a check. `bound` is the claimed bound, `reproved` the bound that was found here.
+    """The result of a check.
 
-    `decided` is False if the check came to a limit of time or memory, or broke off: the claim may be true or false.
+    Attributes
+    ----------
+    name : str
+        The folder, or the file of the certificate.
+    proved : bool
+        Whether the bound is re-proved.
+    reason : str
+        The reason of the verdict, in one sentence.
+    exit_code : int
+        0 if the bound is re-proved, 1 if not, 2 if files cannot be read.
+    seconds : float
+        The duration of the check.
+    bound, reproved : float or None
+        The claimed bound, and the bound that was found here.
+    dtype, scope : str or None
+        The arithmetic of the claim, and the points that it is about.
+    gradient_bound : float or None
+        The bound of the errors of all partial derivatives outside of the intervals `excluded`, if it is claimed.
+    excluded : tuple of pairs of float
+        The neighbourhoods of kinks in which no derivative is claimed.
+    leaves : int
+        The number of leaves.
+    assumptions : tuple of str
+        The assumptions of the second proof.
+    decided : bool
+        False if the check came to a limit of time or memory, or broke off: the claim may be true or false.
+
+    Examples
+    --------
+    >>> import attnc_checker
+    >>> verdict = attnc_checker.check("no-such-folder")
+    >>> verdict.proved, verdict.exit_code
+    (False, 2)
     """
 
     name: str
@@ -94,10 +130,29 @@ class Verdict:
     leaves: int = 0
     assumptions: tuple[str, ...] = ()
     decided: bool = True
+    gradient_bound: float | None = None
+    excluded: tuple[tuple[float, float], ...] = ()
 
 
 def certificates(path: str | os.PathLike[str]) -> list[str]:
-    """Return the names of all certificates in the folder. certificate.json is first, even if it is missing."""
+    """Return the names of all certificates in a folder.
+
+    Parameters
+    ----------
+    path : path
+        The folder of a saved network.
+
+    Returns
+    -------
+    list of str
+        certificate.json is first, even if it is missing.
+
+    Examples
+    --------
+    >>> import attnc_checker
+    >>> attnc_checker.certificates("no-such-folder")
+    ['certificate.json']
+    """
     names = (found.name for found in Path(path).glob("certificate.*.json"))
     return [MAIN, *sorted(name for name in names if CERTIFICATE.fullmatch(name))]
 
@@ -111,8 +166,33 @@ def check(
 ) -> Verdict:
     """Check whether the certificate of a saved network can be re-proved. No content of a file makes it raise.
 
-    If `name` is not certificate.json, the certificate is for the weights rounded to a second dtype. After `seconds` the
-    check ends with the leaf that it is at. (The program `python -m attnc_checker` ends at once.)
+    Parameters
+    ----------
+    path : path
+        The folder of a saved network.
+    processes : int, optional
+        The number of processes. By default one for each core, and one in WebAssembly, where there are no others.
+    progress : callable, optional
+        Called before the first job and after every job, with the proof, all of its jobs in the order in which they are
+        proved, and the bounds that were found so far.
+    name : str
+        The file of the certificate. If it is not certificate.json, it is for the weights rounded to a second dtype.
+    seconds : float
+        After this time the check ends with the leaf that it is at. The command `python -m attnc_checker` ends then.
+
+    Returns
+    -------
+    Verdict
+        Whether the bound is re-proved, and the reason.
+
+    Examples
+    --------
+    >>> import attnc, attnc_checker, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     attnc.compile("sin(x)", {"x": (-1, 1)}, eps=1e-3).save(f"{folder}/net")
+    ...     verdict = attnc_checker.check(f"{folder}/net", processes=1)
+    >>> verdict.proved, verdict.reproved <= verdict.bound <= 1e-3
+    (True, True)
     """
     limit, where = Limit(seconds), os.path.join(path, name) if name != MAIN else os.fspath(path)
     verdict = Verdict(where, proved=False, reason="", exit_code=1, seconds=0.0)
@@ -122,9 +202,12 @@ def check(
             claim = stored[0]
             assumed = STOCK if is_stock(stored[1]) else _assumed(claim)
             verdict = replace(verdict, bound=claim.bound, dtype=claim.dtype, assumptions=assumed)
+            if claim.gradient is not None:
+                stated = claim.gradient
+                verdict = replace(verdict, gradient_bound=stated.bound, excluded=stated.excluded)
             proof = proof_of(*stored)
             verdict = replace(verdict, scope=proof.scope, leaves=len(proof.jobs))
-            found = _prove(proof, stored, processes or os.cpu_count() or 1, progress, limit)
+            found = _prove(proof, stored, processes or _cores(), progress, limit)
             verdict = replace(verdict, proved=True, reason="every leaf is re-proved", exit_code=0, reproved=found)
     except (BadFile, Refused) as error:
         verdict = replace(verdict, reason=str(error), exit_code=error.exit_code)
@@ -139,6 +222,10 @@ def check(
         verdict = replace(verdict, reason=f"the check broke off: {type(error).__name__}: {error}", decided=False)
     reason = "".join(x if x.isprintable() else "?" for x in verdict.reason)  # no control characters of files
     return replace(verdict, reason=reason, seconds=time.monotonic() - limit.started)
+
+
+def _cores() -> int:
+    return 1 if sys.platform == "emscripten" else os.cpu_count() or 1
 
 
 def _assumed(claim: Claim) -> tuple[str, ...]:
@@ -179,7 +266,7 @@ def read(folder: Path, name: str = MAIN) -> Stored:
     if name == MAIN:
         return claim, structure, tensors
     if not isinstance(structure, dict) or claim.dtype != named:
-        raise Refused(f"{name} is for the dtype {claim.dtype!r:.40}: its name should say so")
+        raise Refused(f"{name} is for the dtype {claim.dtype!r:.40}: its name should contain the dtype")
     rounded = {place: tensor.rounded_to(FLOATS[claim.dtype]) for place, tensor in tensors.items()}
     return claim, {**structure, "dtype": claim.dtype}, rounded
 
@@ -234,6 +321,8 @@ def proof_of(claim: Claim, structure: object, tensors: dict[str, Tensor]) -> Pro
         proof = (
             by_rows(claim, evidence, prover) if isinstance(evidence, AtPoints) else by_leaves(claim, evidence, prover)
         )
+    if claim.gradient is not None:
+        proof = with_gradient(proof, claim, claim.gradient, Reduction(program, reach).stage(), function, arithmetic)
     require_finite(program, reduction.reach)
     if isinstance(program, StockProgram):
         program.require_pinned(claim, reduction)
@@ -244,12 +333,14 @@ def _prove(proof: Proof, stored: Stored, processes: int, progress: Progress | No
     jobs, found, begun = _spread(proof.jobs), dict[Job, float](), time.monotonic()
     processes = min(processes, 1 + len(jobs) // proof.at_once)
     pilot = ROUNDS * AT_ONCE * processes
+    if progress:
+        progress(proof, jobs, found)
     try:
         for number, error in enumerate(_results(proof, jobs, stored, processes, limit)):
             found[jobs[number]] = error
             limit.look(begun, len(found), len(jobs), pilot)
             if progress:
-                progress(len(found), len(jobs))
+                progress(proof, jobs, found)
     except TimeoutError:
         limit.look(begun, len(found), len(jobs), pilot, is_over=True)
     require(len(found) == len(jobs), f"only {len(found)} of {len(jobs)} leaves were checked")

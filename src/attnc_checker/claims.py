@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from typing import Any, NamedTuple
 
-from attnc_checker.cells import ENCLOSURE, Ends, Leaf, read_leaves
+from attnc_checker.cells import ENCLOSURE, EXCLUDED, TAYLOR, Ends, Leaf, read_leaves
 from attnc_checker.deep.claims import Stages, read_stages
 from attnc_checker.files import BadFile, Object, Refused, field, require, typed
 from attnc_checker.rounding import FORMATS
@@ -18,6 +18,8 @@ BY_LEAVES, STAGED, AT_POINTS = "proof", "staged proof", "proof at the table's "
 INFINITE = ("-inf", "inf")
 LARGEST_ERROR = "inf"
 """The name of the norm that is the largest error."""
+MOST_EXCLUDED = 1 / 16
+"""Largest width of an excluded interval, as a share of the box."""
 NORM = re.compile(r"[0-9]{1,3}(\.[0-9]{1,17})?")
 
 Rows = tuple[tuple[float, ...], ...]
@@ -53,6 +55,15 @@ class Beyond(NamedTuple):
     reach: float
 
 
+class GradientClaim(NamedTuple):
+    """|∂f/∂x_i − ∂network/∂x_i| ≤ bound for every variable and output, but not in the excluded intervals of the one
+    variable, each of which holds a kink of f."""
+
+    bound: float
+    leaves: tuple[Leaf, ...]
+    excluded: tuple[Ends, ...]
+
+
 @dataclass(frozen=True)
 class Claim:
     """‖f − network‖ ≤ bound over the box, in this arithmetic. Tails without `beyond` are about exact arithmetic."""
@@ -67,8 +78,8 @@ class Claim:
     norm: str
     evidence: ByLeaves | Stages | AtPoints
     beyond: Beyond | None = None
-
-    title = ""
+    gradient: GradientClaim | None = None
+    title: str = ""  # words before the name of a leaf in messages
 
     @property
     def reach(self) -> list[float]:
@@ -118,7 +129,33 @@ def read_claim(data: Object) -> Claim:
     evidence = _evidence(data, method, tuple(box), ends, sides)
     expression = field(data, "expression", str | None)
     claim = Claim(expression, tuple(box), ends, sides, bound, data["dtype"], truncation, str(norm), evidence)
+    claim = replace(claim, gradient=_gradient(data, claim))
     return replace(claim, beyond=_beyond(data, claim)) if sides else claim
+
+
+def _gradient(data: Object, claim: Claim) -> GradientClaim | None:
+    stated, d = field(data, "gradient", dict | None), len(claim.ends)
+    if stated is None:
+        return None
+    is_plain = data["method"] in (BY_LEAVES, STAGED) and claim.norm == LARGEST_ERROR and not claim.sides
+    require(is_plain, "gradients are claimed for an expression on a bounded box, beside a bound of the largest error")
+    bound, observed, eps = (field(stated, name, float, "gradient.") for name in ("bound", "observed", "eps"))
+    require(0 <= observed <= bound, f"the bound {bound} of gradients is below the observed error {observed}")
+    require(eps >= 0, f"the requested error {eps} of gradients is negative")
+    leaves = read_leaves(stated.get("leaves"), d, kinds=(TAYLOR, EXCLUDED))
+    return GradientClaim(bound, leaves, tuple(_excluded(each, claim) for each in field(stated, "excluded", list)))
+
+
+def _excluded(stated: object, claim: Claim) -> Ends:
+    """Return an interval of the one variable in which nothing is claimed. It may take up a small part of the box."""
+    require(isinstance(stated, dict), f"the excluded neighbourhood {stated!r:.60} is no object", BadFile)
+    assert isinstance(stated, dict)
+    lo, hi = field(stated, "lo", float, "excluded."), field(stated, "hi", float, "excluded.")
+    require((stated.get("argument"),) == claim.variables, "gradients exclude intervals of a single variable alone")
+    ((start, end),) = claim.ends
+    is_small = start <= lo < hi <= end and hi - lo <= MOST_EXCLUDED * (end - start)
+    require(is_small, f"the excluded interval [{lo:g}, {hi:g}] is empty, not in the box, or more than a 16th of it")
+    return lo, hi
 
 
 def _beyond(data: Object, claim: Claim) -> Beyond | None:

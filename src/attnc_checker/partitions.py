@@ -194,7 +194,7 @@ class _Values:
     constant: fmpq
     low: arb
     high: arb
-    size: arb  # the largest value, with what underflows
+    size: arb  # the largest value, underflow included
     n: int
     lost: arb  # the rounding of the output's own constant, and of weights that are lost
 

@@ -100,7 +100,7 @@ class QuickAverage(Average):
         return found if all(abs(x - top - y) < LITTLE for x, y in zip(constants.values(), sums, strict=True)) else None
 
     def _axes_of(self, box: Box, sums: Grid) -> list[Axis]:
-        """Return the axes for a box. If weights are products over the axes, boxes with the same side share an axis."""
+        """Return the axes of a box. If weights are products over the axes, boxes with the same side share an axis."""
         d, places = len(box.centre), [*zip(range(len(box.centre)), box.centre, box.half, strict=True)]
         if self.own_axes:
             are_shared = d > 1 and all(x.is_exact() for x in (*box.centre, *box.half))

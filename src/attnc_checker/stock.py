@@ -300,7 +300,7 @@ class StockProgram(Program):
         return HeadWeights(columns(W_Q, scaled=True), columns(W_K, scaled=False), columns(W_V, scaled=False), W_O, mask)
 
     def _require_described(self) -> None:
-        """Check what config.json says about the heads."""
+        """Check the description of the heads in config.json."""
         found = {}
         for layer, slot in self.live:
             own = range(slot * self.d_head, (slot + 1) * self.d_head)

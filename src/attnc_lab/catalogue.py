@@ -22,7 +22,29 @@ EXPERIMENTS: tuple[Experiment, ...] = _found()
 
 
 def named(name: str) -> Experiment:
-    """Return the experiment of this name, or raise InputError with the names that are close to it."""
+    """Return the experiment of a name.
+
+    Parameters
+    ----------
+    name : str
+        A name from `attnc lab list`.
+
+    Returns
+    -------
+    Experiment
+        Its question, its cells, and how they are measured, judged and drawn.
+
+    Raises
+    ------
+    InputError
+        If there is no experiment of this name. The message has the names that are close to it.
+
+    Examples
+    --------
+    >>> import attnc_lab
+    >>> attnc_lab.named("frequency").name
+    'frequency'
+    """
     names = {experiment.name: experiment for experiment in EXPERIMENTS}
     if name in names:
         return names[name]

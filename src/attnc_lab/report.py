@@ -33,7 +33,32 @@ class Finding(NamedTuple):
 
 
 def report(path: str | Path) -> Path:
-    """Write report.html into the folder of a run, for its finished experiments, and return its path."""
+    """Write report.html into the folder of a run, for its finished experiments.
+
+    Parameters
+    ----------
+    path : path
+        The folder of a run.
+
+    Returns
+    -------
+    Path
+        The path of the report.
+
+    Raises
+    ------
+    InputError
+        If the folder is not that of a run, or no experiment of the run is finished.
+
+    Examples
+    --------
+    >>> import attnc, attnc_lab
+    >>> try:
+    ...     attnc_lab.report("no-such-folder")
+    ... except attnc.InputError as error:
+    ...     print("no-such-folder" in str(error))
+    True
+    """
     folder = Folder.read(Path(path))
     page = folder.path / NAME
     write_whole(page, _page(folder, findings(path)))

@@ -47,9 +47,49 @@ def run(
     progress: Progress | None = None,
     command: str = "attnc_lab.run",
 ) -> Folder:
-    """Measure the missing cells of these experiments, or of "all", and write a CSV for each into `out`.
+    """Measure the missing cells of experiments, and write a CSV for each. An interrupted run is continued.
 
-    An interrupted run continues where it stopped. `cluster` is the address of a dask.distributed scheduler.
+    Parameters
+    ----------
+    names : sequence of str
+        Names from `attnc lab list`, or ["all"].
+    out : path
+        The folder of the run.
+    profile : str
+        The size of the run: "quick" takes minutes, "full" takes hours.
+    seed : int
+        The seed of random numbers. The same seed gives the same results.
+    cluster : str, optional
+        The address of a dask.distributed scheduler.
+    processes : int, optional
+        The number of processes. By default one for each core.
+    progress : callable, optional
+        Called with a text and the finished fraction.
+    command : str
+        The command that the report names.
+
+    Returns
+    -------
+    Folder
+        The folder of the run, which `report` takes by its `path`.
+
+    Raises
+    ------
+    InputError
+        If a name, the profile or the seed is wrong.
+    RunFailed
+        If a measurement failed. The finished cells are kept.
+
+    Examples
+    --------
+    A misspelt name is refused at once. `attnc_lab.run(["frequency"], "results")` would take some seconds.
+
+    >>> import attnc, attnc_lab
+    >>> try:
+    ...     attnc_lab.run(["frequencies"], "results")
+    ... except attnc.InputError as error:
+    ...     print(error)
+    there is no experiment 'frequencies'. Did you mean sequences or frequency?
     """
     experiments = list(EXPERIMENTS) if list(names) == ["all"] else [named(name) for name in names]
     if not experiments:

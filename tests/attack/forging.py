@@ -1,6 +1,6 @@
 """Forgeries: changes of every field of a saved network, made so that hashes, counts and shapes still fit.
 
-A forger changes the files in place and returns what it did in words, or None where it does not apply. Forgers of one
+A forger changes the files in place and returns the change in words, or None where it does not apply. Forgers of one
 family are about one part of the files. `tightened` turns any forgery into a false certificate: it sets the bound a
 little below an error that Arb has confirmed.
 """

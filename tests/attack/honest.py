@@ -176,7 +176,7 @@ class Attack:
         bounds: float | np.ndarray = bound
         if claim.norm != "inf":
             self._compare_norm(engines["numpy"], target, claim)
-            if not claim.num_leaves:  # a theorem about the norm says nothing about a point
+            if not claim.num_leaves:  # a theorem about the norm is no bound at a point
                 return
             bounds = leaf_bounds_at(claim, target.box, points)
         few = engines if program.num_parameters <= MOST_IN_ARB else {"numpy": engines["numpy"]}

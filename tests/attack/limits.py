@@ -15,7 +15,7 @@ class TooLong(BaseException):
 
 @contextmanager
 def cpu_limit(seconds: float) -> Iterator[None]:
-    """Raise TooLong after so many CPU seconds of this process, and again every second until it is out."""
+    """Raise TooLong after this many CPU seconds of the process, and again every second until it is out."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise TooLong

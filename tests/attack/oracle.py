@@ -44,7 +44,7 @@ NORM_ROOM = 1.03
 STAGE_POINTS = 6
 """Points at which the claims about stages are evaluated in Arb."""
 STAGE_ROOM = 1e-9
-"""Stages are false if they miss their bound by this share of all that they say: texts have rounded coefficients."""
+"""Stages are false if they miss their bound by this share of their values: texts have rounded coefficients."""
 READERS = (AttncError, SafetensorError, KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError)
 
 
@@ -359,7 +359,7 @@ def _stages(
 
 
 class _Stages:
-    """The claims about stages: as functions of the variables, and as what the layers of the network write.
+    """The claims about stages: as functions of the variables, and as the outputs of the layers of the network.
 
     A stage of other weights may be off by more than its own bound: values that depend on more than its input are
     counted in the bound of the whole.

@@ -42,7 +42,7 @@ class Tally:
     seconds: dict[str, float] = field(default_factory=lambda: {"honest": 0.0, "forged": 0.0})
     ends: Counter[str] = field(default_factory=Counter)  # of honest cases
     refusals: Counter[str] = field(default_factory=Counter)  # of compile, by kind of case and error
-    not_reprovable: Counter[str] = field(default_factory=Counter)  # claims that say so, by kind of case and method
+    not_reprovable: Counter[str] = field(default_factory=Counter)  # marked claims, by kind of case and method
     comparisons: Counter[str] = field(default_factory=Counter)  # by engine
     in_arb: int = 0
     closest: Record = field(default_factory=Record)  # the largest error/bound

@@ -140,7 +140,7 @@ def reduced(program: Program, reach: float = 4.0) -> Stage:
 
 
 def form(row: Iterable[Any], sizes: Iterable[Any], n: int = 0) -> Form:
-    """Of the constant and the coefficients of x_1, …, x_d."""
+    """Counts for the constant and the coefficients of x_1, …, x_d."""
     keys = [ONE, *range(8)]
     return Form(dict(zip(keys, map(fmpq, row), strict=False)), dict(zip(keys, map(arb, sizes), strict=False)), n)
 

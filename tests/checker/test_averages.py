@@ -173,7 +173,7 @@ def test_where_weights_are_not_known_values_count_on_the_whole_box():
 
 
 class Recorded(Arithmetic):
-    """Arithmetic that keeps what it is asked about."""
+    """Arithmetic that records its arguments."""
 
     behind: Vector
     shares: Vector
@@ -254,7 +254,7 @@ def test_most_of_many_keys_are_left_out():
 
 
 def test_what_engines_leave_of_a_key_that_is_left_out_is_paid_for():
-    """Of a weight e^−2000 they may make e^−700, and that times 1e300 is seen."""
+    """They may turn a weight e^−2000 into e^−700, and that times 1e300 is seen."""
     head = head_of([(0, 0), *[(-2000, 0)] * 3], [(0, 0), *[(10**300, 0)] * 3])
     near = made(head).without_far(box_of(0, 1), Arithmetic("float64"))
     assert len(near.kept) == 1

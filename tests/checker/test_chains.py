@@ -1,4 +1,4 @@
-"""Enclosure leaves of deep programs: proved again; what is said holds at points; what was changed is refused."""
+"""Enclosure leaves of deep programs are proved again; their claims hold at points; changed files are refused."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_cuts_are_hints(tmp_path):
 
 @pytest.mark.parametrize("construction", CASES)
 def test_changed_weights_are_refused(tmp_path, construction):
-    """Or they do not matter: what is proved of the network as it now is, is true."""
+    """Or they do not matter: the bound proved for the changed network is true."""
     net, path = attnc.compile("sin(x)", box={"x": (0, 3)}, eps=0.3, construction=construction), tmp_path / "net"
     net.save(path)
     x = np.linspace(net.box.lo, net.box.hi, 4001)

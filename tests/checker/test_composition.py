@@ -160,7 +160,7 @@ test_a_changed_claim = changes(
 
 
 def test_parts_of_the_box(tmp_path):
-    """Any axes prove what is true, if they are enough; none prove what is not."""
+    """Any axes prove true claims, if they are enough; none prove false ones."""
     path, net = tmp_path / "net", composed("exp(x*y)*exp(-x)", 1e-4)
     net.save(path)
     axes = list(net.certificate.by_heads.axes)
@@ -306,7 +306,7 @@ def test_sizes_along_the_argument(shift):
 
 
 def test_rounding_in_units_of_the_carrier_does_not_shrink_with_the_argument():
-    """Of u·g(u): in units of the carrier u values are as large near 0 as anywhere, and so is what rounding adds."""
+    """u·g(u): in units of the carrier u, values and their rounding are as large near 0 as anywhere."""
     line, _, _ = lined([head_of([(0, 1), (1, 2)], [(0, 2), (0, 4)])], {0: fmpq(1)}, 3)
     sizes = line.heads[0].values[0].sizes
     assert [float(x) for x in sizes[ONE]] == [2, 4]

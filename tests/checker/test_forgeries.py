@@ -25,7 +25,7 @@ NUMBER = 0.5
 EMBED = affine("embed", (1, ["x"]), (3, ["x", "v"]), [(0, "x", 0, "x")], [([0, 1, 2], "v", NUMBER)])
 HEAD = Head(np.zeros((2, 1)), np.zeros((2, 1)), np.array([[0.0], [1.0]]), np.eye(1))
 SAYS_IT = one_head(EMBED, HEAD, channel="signal")
-"""A network that says NUMBER everywhere."""
+"""A network whose output is NUMBER everywhere."""
 
 
 def forged(path, expression, ends, program=SAYS_IT, **fields):

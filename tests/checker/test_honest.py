@@ -1,4 +1,4 @@
-"""What the prover proved, the checker proves again: at the ends of domains, at kinks, on tails, in both dtypes."""
+"""The checker proves the prover's bounds again: at the ends of domains, at kinks, on tails, in both dtypes."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def random_expression(rng, variables, depth):
 
 @pytest.mark.parametrize("seed", range(300))
 def test_what_is_known_of_any_expression_is_true(seed):
-    """Models and slopes, where functions are undefined, too: what is finite holds the values, which then exist."""
+    """Models and slopes, where functions are undefined, too: finite ones hold the values, which then exist."""
     rng = np.random.default_rng(seed)
     d, m, half = int(rng.integers(1, 3)), int(rng.choice([0, 1, 3, 6])), 2.0 ** -int(rng.choice([0, 1, 3, 6, 9]))
     try:
@@ -181,7 +181,7 @@ def test_slopes_hold_differences(text):
 
 
 def test_what_is_undefined_is_unknown():
-    """x/x at 0, roots of what is negative, and what is made of them: even acos, which is π of nan in Arb."""
+    """x/x at 0, roots of negative numbers, and functions of them: even acos, which is π of nan in Arb."""
     for text in ("x/x", "acos(x/x)", "asin(x**(1/3))", "sign(1/x)", "(1/x)**0", "max(log(x), 1)", "0*tan(pi/(2 + x))"):
         ((poly, *_),) = models(parse(text, ["x"]), box_of(-0.125, 0.25), 3)
         assert not all(x.is_finite() for x in poly.values())

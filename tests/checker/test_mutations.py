@@ -1,4 +1,4 @@
-"""What is not true, or not proved, is refused, and the reason is said."""
+"""False or unproved claims are refused, with the reason."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ test_a_changed_file = changes(
             (expressed("u = x, x; u"), "'u' to be several numbers"),
             (expressed(""), "cannot be read"),
             (expressed(None), "no text of"),
-            # What looks like a claim about the variable e would be one about 2.718…
+            # A claim about the variable e would be one about 2.718…
             (expressed("sin(e)", box={"e": [-3.0, 3.0]}, variables=["e"]), "e is a number"),
         ],
     }
@@ -234,7 +234,7 @@ def test_what_an_engine_leaves_out_is_part_of_the_bound(net):
 @pytest.mark.parametrize("name", ["\r\x1b[2Kre-proved: the error is at most 1e-09\n\x1b[8m", "\ud800"])
 @pytest.mark.parametrize("options", [[], ["--json"]])
 def test_names_do_not_steer_a_terminal(net, name, options, capsys):
-    """Else a refusal could be erased, and what it should not say be written in its place."""
+    """Otherwise a text could erase a refusal on a terminal, and write a success in its place."""
 
     edit(net, "both", expressed("1", box={name: [-3.0, 3.0]}, variables=[name]))
     assert "the taylor leaf ?" in refusal(net)

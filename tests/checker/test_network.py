@@ -22,7 +22,7 @@ from ir.random_programs import programs_and_inputs
 
 
 def assert_computes(program: Program, inputs: tuple[np.ndarray, ...]) -> None:
-    """At every point the program is within its rounding of what the stage says, exactly."""
+    """At every point the program is within its rounding of the exact stage."""
     stage, arithmetic = reduced(program), Arithmetic(str(program.dtype))
     heads = [Average.of(head, stage.inputs) for head in stage.heads]
     computed = program(*inputs).reshape(len(inputs[0]), int(np.prod(program.output_shape)))

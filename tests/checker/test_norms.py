@@ -1,4 +1,4 @@
-"""L_p norms: leaves are proved again, each with a bound of its own, and what was found is added up."""
+"""L_p norms: leaves are proved again, each with a bound of its own, and the bounds are added up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers that leave the range of floats, and what engines and later layers make of them.
+"""Numbers that leave the range of floats, and their effects in engines and later layers.
 
 Numbers that no output needs may overflow, too: engines multiply them by 0, and 0·∞ is nan. Products with small numbers
 underflow, and later layers may make the lost part large again.

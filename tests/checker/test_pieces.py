@@ -11,7 +11,8 @@ from flint import arb
 from attnc_checker.cells import Leaf
 from attnc_checker.deep.claims import StageClaim
 from attnc_checker.deep.deviations import Deviations
-from attnc_checker.deep.pieces import SLOPES, Pieces, slopes_of
+from attnc_checker.deep.pieces import Pieces, slopes_of
+from attnc_checker.derivatives import DERIVATIVES
 from attnc_checker.expressions import parse
 from attnc_checker.ranges import coefficients
 
@@ -53,7 +54,7 @@ def test_differences_are_within_what_is_said_of_a_range(text, g, ends, held, e):
         assert narrowest < 1e-2
 
 
-@pytest.mark.parametrize("name", SLOPES)
+@pytest.mark.parametrize("name", DERIVATIVES)
 def test_slopes_are_no_wider_than_those_at_points(name):
     """Of tanh they are at most 1 on whatever interval; along a chain of functions a little more would add up."""
     rng = np.random.default_rng(0)

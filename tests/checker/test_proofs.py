@@ -1,4 +1,4 @@
-"""What is true is re-proved: every kind of leaf, of head and of arithmetic."""
+"""True claims are re-proved: every kind of leaf, of head and of arithmetic."""
 
 from __future__ import annotations
 

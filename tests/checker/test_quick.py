@@ -182,7 +182,7 @@ def test_a_leaf_between_knots_shares_no_model(tmp_path: Path):
 
 
 def test_provers_without_heads_share_no_models() -> None:
-    """Those of partitions and chains have bounds of their own: f alone is not what they compare."""
+    """Leaves of partitions and chains have bounds of their own: they compare more than f."""
     prover = Partition(Stage([], [Form({}, {})], []), [], parse("0*x", ["x"]), REAL, [], 1, arb(0), [])
     claim = SimpleNamespace(ends=((0.0, 1.0),), variables=("x",), truncation=0.0, title="", beyond=None)
     subject = Subject(claim, (), (), prover, ((0.0, 1.0),))

@@ -92,7 +92,7 @@ saved = saved_once(lambda path: reproved(path, HONEST, loosest=20))
 
 
 def exchanged(data):
-    """What two units of a layer are said to be."""
+    """Exchange the definitions of two units of a layer."""
     one, other = data["stages"][1:3]
     one["channel"], other["channel"] = other["channel"], one["channel"]
 
@@ -176,7 +176,7 @@ def test_units_that_are_constant_or_never_read(tmp_path, layer, rows, columns, d
 
 
 def test_a_constant_unit_of_another_value(tmp_path):
-    """What a unit without weights is said to be must be what the network has."""
+    """The definition of a unit without weights must be that of the network."""
     target = without(random_network(0, (2, 5, 2)), 0, [1])
     reproved(tmp_path / "net", attnc.compile(target, eps=0.1), loosest=20)
     bias = exact_text(float(target.biases[0][1]))

@@ -24,7 +24,7 @@ BOX = {1: [(-1.5, 1.25)], 2: [(-1.0, 1.0), (-0.5, 1.0)]}
 
 
 def random_case(data: st.DataObject, d: int, seed: int, hardness: float):
-    """A text, the function that it says, and a network: anchors anywhere or on a lattice, values at random."""
+    """A text, its function, and a network: anchors anywhere or on a lattice, values at random."""
     text, rng = data.draw(expressions(NAMES[:d], max_depth=3)), np.random.default_rng(seed)
     lattice = grid([(-1.5, 1.5)] * d, 4)
     anchors = lattice if seed % 2 else rng.uniform(-2, 2, lattice.shape)

@@ -59,7 +59,7 @@ def pinned(value: float) -> Change:
 
 
 def silent(value: float) -> Change:
-    """Another bias of silent tokens: of the query, of padding, and of the prefix."""
+    """Another bias of silent tokens: the query, padding, or the prefix."""
 
     def change(tensors: dict[str, np.ndarray]) -> None:
         E = tensors["model.embed_tokens.weight"]

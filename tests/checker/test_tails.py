@@ -1,4 +1,4 @@
-"""Half-lines: the bound is above what is seen far out, and close to it."""
+"""Half-lines: the bound is above the error that is seen far out, and close to it."""
 
 from __future__ import annotations
 

@@ -326,7 +326,7 @@ def cases(commands: Callable[[int], tuple[str, ...]]) -> list[Case]:
     """Return all cases. `commands(i)` are those that read the i-th network."""
 
     def codes(name: str, command: str) -> tuple[int, ...]:
-        """Return the right exit codes: verify may say that a claim is not re-proved."""
+        """Return the right exit codes: verify may report that a claim is not re-proved."""
         return (1, 2) if command == "verify" else (0, 2) if name in CLAIMS else (2,)
 
     return [

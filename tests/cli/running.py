@@ -1,4 +1,4 @@
-"""What a command answered."""
+"""The answer of a command."""
 
 from __future__ import annotations
 

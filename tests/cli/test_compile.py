@@ -1,4 +1,4 @@
-"""`attnc compile`: what it prints and saves, and how it refuses."""
+"""`attnc compile`: its output, its files and its refusals."""
 
 from __future__ import annotations
 
@@ -323,3 +323,23 @@ def test_a_time_limit_is_kept_or_refused(run, seconds, code, words) -> None:
         told = ran.err if command == "compile" or code == 2 else ran.out
         assert (ran.code, is_clean(ran)) == (code if command == "compile" or code == 2 else 0, True)
         assert (words if command == "compile" or code == 2 else "the time ran out") in told
+
+
+def test_a_bound_of_gradients_is_printed_saved_and_verified(run, tmp_path: Path) -> None:
+    asked = ("--box", "x=-1:1", "--eps", "1e-3", "--norm", "C1", "--gradient-eps", "0.05", "--out", tmp_path / "n")
+    ran = run("compile", "relu(x)", *asked)
+    assert (ran.code, ran.err) == (0, "")
+    assert "for every partial derivative" in ran.out.replace("\n", " ")
+    claim = attnc.load(tmp_path / "n").certificate
+    assert claim.gradient_eps == 0.05
+    assert "Where the bound of partial derivatives comes from" in run("info", tmp_path / "n").out
+    facts = run("info", tmp_path / "n", "--json").json
+    assert facts["gradient_bound"] == claim.gradient_bound
+    assert facts["excluded"][0]["argument"] == "x"
+    assert run("verify", tmp_path / "n").code == 0
+
+
+def test_gradient_eps_without_its_norm_is_refused(run) -> None:
+    ran = run("compile", "sin(x)", "--box", "x=-1:1", "--gradient-eps", "0.1")
+    assert ran.code == 2
+    assert "norm='C1'" in ran.err

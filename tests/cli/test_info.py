@@ -1,4 +1,4 @@
-"""`attnc info`, `attnc export` and `attnc demo`: what is said of a network."""
+"""`attnc info`, `attnc export` and `attnc demo`: their words about a network."""
 
 from __future__ import annotations
 

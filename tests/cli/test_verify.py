@@ -1,4 +1,4 @@
-"""`attnc verify`: what compile proved, a separate program proves again, and refuses what was changed."""
+"""`attnc verify`: a separate program proves the bounds of compile again, and refuses changed files."""
 
 from __future__ import annotations
 

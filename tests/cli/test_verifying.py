@@ -1,4 +1,4 @@
-"""What is said of a bound: stated, until this machine has re-proved these files; and the record of that."""
+"""The words for a bound: stated, until this machine has re-proved these files; and the record of that."""
 
 from __future__ import annotations
 
@@ -246,7 +246,7 @@ def test_a_cache_that_cannot_be_written_is_no_error(
     monkeypatch.setattr(verifying, "_records", lambda: f"{folder}/attnc/re-proved")
     ran = run("verify", net, "--processes", "1")
     assert ran.code == 0
-    assert "note: other commands will not know of this" in ran.err
+    assert "note: other commands will not show this" in ran.err
     assert standings(net) == ["stated", "stated"]
 
 

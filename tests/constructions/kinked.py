@@ -1,4 +1,4 @@
-"""Targets of one variable, and a search for the largest error that knows where it is likely to be."""
+"""Targets of one variable, and a search for the largest error at the places where it is likely to be."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def largest_error(error: Callable[[np.ndarray], np.ndarray], x: np.ndarray) -> f
 
 
 def program_error(built, target: Target, places: Sequence[float]) -> float:
-    """Of the program itself, in its own arithmetic."""
+    """Return the error of the program itself, in its own arithmetic."""
 
     def error(x: np.ndarray) -> np.ndarray:
         points = x[:, None]

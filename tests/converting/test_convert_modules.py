@@ -1,4 +1,4 @@
-"""Whole models: what is found, what stays, what is named, and which kernels run."""
+"""Whole models: activations that are found, that stay, that are named; and the kernels that run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiled loops of activations agree with an explicit softmax, within the rounding that is proven."""
+"""Activations, with numba and without, agree with an explicit softmax within the rounding that is proven."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from torch import nn  # noqa: E402
 import attnc  # noqa: E402
 from attnc.constructions.fitting.gate import hardswish_product  # noqa: E402
 from attnc.converting import kernels  # noqa: E402
-from attnc.converting.activations import Activation, key_arrays, solve, stored_keys  # noqa: E402
+from attnc.converting.activations import KnownActivation, key_arrays, solve, stored_keys  # noqa: E402
 from attnc.converting.evaluation import evaluation_of  # noqa: E402
-from attnc.converting.modules import AttentionActivation, expression  # noqa: E402
+from attnc.converting.modules import AttentionActivation, expression, weights_of  # noqa: E402
 from attnc.converting.rounding import rounding_of  # noqa: E402
 
 CASES = {
@@ -39,9 +39,14 @@ CASES = {
     "hardswish": (),
     "soft_threshold": (("threshold", 0.4),),
     "elu": (("alpha", 0.5),),
+    "celu": (("alpha", 1.3),),
+    "selu": (),
     "erf": (),
 }
-ONE_EXPONENTIAL = ("gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "mish", "tanhshrink", "softplus", "logsigmoid")
+ONE_EXPONENTIAL = (
+    *("gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "mish", "tanhshrink", "softplus", "logsigmoid"),
+    *("erf", "elu", "celu", "selu"),
+)
 KINKED = ("relu", "leaky_relu", "hardtanh", "relu6", "hardsigmoid", "hardswish", "soft_threshold")
 
 
@@ -58,9 +63,17 @@ def exact(gate: AttentionActivation, x: torch.Tensor, dtype: str) -> torch.Tenso
     return expression(x.double(), keys, gate.scale, gate.solved.is_product)
 
 
+@pytest.fixture(params=["compiled", "in torch"])
+def way(request, monkeypatch):
+    """Activations run with numba if it is installed, and without."""
+    if request.param == "in torch":
+        monkeypatch.setattr(kernels, "is_available", lambda: False)
+    return request.param
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_loops_are_within_the_proven_rounding_of_the_softmax(name):
-    solved = solve(Activation(name, CASES[name]), 1e-6, ("float32",))
+def test_results_are_within_the_proven_rounding_of_the_softmax(name, way):
+    solved = solve(KnownActivation(name, CASES[name]), 1e-6, ("float32",))
     gate = AttentionActivation(solved)
     rounding = rounding_of(solved, "float32")
     assert rounding is not None
@@ -70,22 +83,22 @@ def test_loops_are_within_the_proven_rounding_of_the_softmax(name):
     for computed in (gate(x), by_softmax):
         assert ((computed.double() - y).abs() <= rounding * (1 + y.abs())).all()
     assert rounding <= 2e-4  # not vacuous
-    double = solve(Activation(name, CASES[name]), 1e-6, ("float64",))
+    double = solve(KnownActivation(name, CASES[name]), 1e-6, ("float64",))
     y, x = exact(AttentionActivation(double), x.double(), "float64"), x.double()
     assert ((AttentionActivation(double)(x) - y).abs() <= 2 * rounding_of(double, "float64") * (1 + y.abs())).all()
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_loop_is_the_cheapest(name):
-    solved = solve(Activation(name, CASES[name]), 1e-6, ("float32",))
+    solved = solve(KnownActivation(name, CASES[name]), 1e-6, ("float32",))
     found = evaluation_of(key_arrays(solved.keys), "float32", is_product=solved.is_product).description
-    expected = "one exponential" if name in ONE_EXPONENTIAL else "exponentials at kinks" if name in KINKED else None
-    assert found == expected or (expected is None and found.endswith("exponentials"))
+    assert name in ONE_EXPONENTIAL + KINKED
+    assert found == ("one exponential" if name in ONE_EXPONENTIAL else "exponentials at kinks")
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_slopes_are_those_of_the_softmax(name):
-    solved = solve(Activation(name, CASES[name]), 1e-6, ("float64",))
+def test_slopes_are_those_of_the_softmax(name, way):
+    solved = solve(KnownActivation(name, CASES[name]), 1e-6, ("float64",))
     gate = AttentionActivation(solved)
     x = points(torch.float64)
     x = x[x.abs() < 100].requires_grad_()
@@ -95,19 +108,34 @@ def test_slopes_are_those_of_the_softmax(name):
     assert (found - expected).abs().max() <= 1e-8
 
 
-@pytest.mark.parametrize("name", ["gelu", "silu", "tanh", "softplus", "relu", "hardswish"])
-def test_a_changed_key_changes_the_result(name):
-    gate = AttentionActivation(solve(Activation(name, CASES[name]), 1e-6, ("float32",)))
+@pytest.mark.parametrize("name", ["elu", "celu", "selu"])
+def test_slopes_in_float32_are_exact_beside_a_steep_kink(name, way):
+    solved = solve(KnownActivation(name, CASES[name]), 1e-6, ("float32",))
+    gate = AttentionActivation(solved)
+    near, far = torch.logspace(-12, 1, 3000), torch.tensor([1e3, 1e12, 3e18, 1e25])
+    x = torch.cat([near, -near, far, -far]).requires_grad_()
+    (found,) = torch.autograd.grad(gate(x).sum(), x)
+    double = x.detach().double().requires_grad_()
+    (expected,) = torch.autograd.grad(exact(gate, double, "float32").sum(), double)
+    assert (found - expected).abs().max() <= 5e-6
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_changed_key_changes_the_result(name, way):
+    gate = AttentionActivation(solve(KnownActivation(name, CASES[name]), 1e-6, ("float32",)))
     x = torch.linspace(-4, 4, 1001)
     before = gate(x)
-    gate.values.data[0] += 0.25  # past the version counter
+    weights = weights_of(x, *gate.keys(x)[:2], gate.scale)
+    gate.values.data[weights.sum(0).argmax()] += 0.25  # past the version counter
     y = gate(x)
     assert (y - before).abs().max() > 0.01
-    assert (y - expression(x, gate.keys(x), gate.scale, gate.solved.is_product)).abs().max() <= 1e-5
+    expected = expression(x, gate.keys(x), gate.scale, gate.solved.is_product)
+    allowed = 1e-5 if way == "compiled" else 2e-3  # beside a steep kink, scores are rounded in another order
+    assert (y - expected).abs().max() <= allowed
 
 
 def test_copies_and_pickles_of_a_gate_run():
-    gate = AttentionActivation(solve(Activation("gelu"), 1e-6, ("float32",)))
+    gate = AttentionActivation(solve(KnownActivation("gelu"), 1e-6, ("float32",)))
     x = torch.randn(100)
     y = gate(x)
     for other in (copy.deepcopy(gate), pickle.loads(pickle.dumps(gate))):
@@ -116,7 +144,7 @@ def test_copies_and_pickles_of_a_gate_run():
 
 @pytest.mark.skipif(not kernels.is_available(), reason="numba is missing")
 def test_threads_compute_what_one_thread_computes():
-    gate = AttentionActivation(solve(Activation("gelu"), 1e-6, ("float32",)))
+    gate = AttentionActivation(solve(KnownActivation("gelu"), 1e-6, ("float32",)))
     x, threads = torch.randn(100_003), torch.get_num_threads()
     try:
         torch.set_num_threads(1)
@@ -127,7 +155,7 @@ def test_threads_compute_what_one_thread_computes():
         torch.set_num_threads(threads)
 
 
-def test_without_numba_torch_computes_the_softmax(monkeypatch):
+def test_without_numba_torch_computes_activations(monkeypatch):
     monkeypatch.setattr(kernels, "is_available", lambda: False)
     model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 8), nn.Hardswish(), nn.ReLU()).double()
     converted, _ = attnc.convert(model, eps=1e-7)
@@ -153,7 +181,7 @@ def test_hardswish_as_a_product_is_within_its_bound(eps):
 def test_the_report_has_evaluation_and_rounding():
     _, report = attnc.convert(nn.Sequential(nn.Linear(2, 2), nn.GELU(), nn.PReLU()), eps=1e-6)
     gelu, prelu = report.replaced
-    assert gelu.evaluation == ("compiled, one exponential" if kernels.is_available() else "softmax in torch")
+    assert gelu.evaluation == ("compiled, one exponential" if kernels.is_available() else "in torch, one exponential")
     assert 0 < gelu.rounding < 1e-5
     assert prelu.rounding is None
     assert report.as_json()["replaced"][0]["rounding"] == gelu.rounding

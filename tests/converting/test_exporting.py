@@ -19,7 +19,10 @@ from converting.trace import ACTIVATION_KERNELS  # noqa: E402
 pytestmark = pytest.mark.filterwarnings("default")  # torch's exporters warn of their own parts
 NAMES = {name for name in ACTIVATION_KERNELS if name not in ("where", "maximum", "minimum")}
 """The kernels of activations. Nothing here may call them by any name."""
-OPERATORS = {"Add", "Gemm", "MatMul", "Mul", "Softmax", "Unsqueeze", "Constant", "Identity"}
+OPERATORS = {
+    *("Add", "Gemm", "MatMul", "Mul", "Softmax", "Unsqueeze", "Constant", "Identity"),
+    *("IsNaN", "IsInf", "Where", "And", "Greater", "Less", "Cast"),  # for infinite numbers
+}
 
 
 def model(dtype: torch.dtype = torch.float32) -> nn.Sequential:
@@ -97,6 +100,36 @@ def test_onnx_has_matrix_products_sums_and_softmax(pair, tmp_path, dynamo):
             assert (torch.tensor(found) - converted(x)).abs().max() > 1e-4
 
 
+@pytest.mark.parametrize("activation", [nn.GELU(), nn.Hardswish(), nn.Softplus(), nn.Tanh()])
+def test_onnx_takes_infinities_and_nan(activation, tmp_path):
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    converted, _ = attnc.convert(nn.Sequential(nn.Identity(), activation), eps=1e-6)
+    x = torch.tensor([-math.inf, -3e38, -1e34, -2.0, 0.5, 1e34, 3e38, math.inf, math.nan])
+    path = tmp_path / "model.onnx"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(converted, (x,), path, dynamo=True, verbose=False)
+    session = runtime.InferenceSession(path)
+    (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    assert torch.allclose(torch.tensor(found), converted(x), atol=1e-6, equal_nan=True)
+
+
+@pytest.mark.slow
+def test_torch_compile_with_its_default_backend(pair):
+    _, converted, x = pair
+    x = torch.cat([x, torch.full((1, 6), math.nan)])
+    compiled = torch.compile(converted, fullgraph=True)
+    y = compiled(x)
+    assert (y - converted(x))[:-1].abs().max() <= 2e-6
+    assert y[-1].isnan().all()
+    found, expected = (torch.autograd.grad(f(x[:-1]).sum(), converted[0].weight)[0] for f in (compiled, converted))
+    assert (found - expected).abs().max() <= 1e-4
+    far = torch.tensor([-math.inf, -1e30, 1e30, math.inf, math.nan])
+    for gate in (converted[1], converted[7]):  # GELU and hard-swish
+        assert torch.allclose(torch.compile(gate, fullgraph=True)(far), gate(far), equal_nan=True)
+
+
 def test_torch_func(pair):
     _, converted, x = pair
     parameters = {name: p.detach() for name, p in converted.named_parameters()}
@@ -130,8 +163,8 @@ def test_expressions_take_infinities_and_nan(dtype):
         assert found[-1].isnan()
         assert compiled[-1].isnan()
         assert torch.allclose(found[:-1], compiled[:-1], atol=1e-6, rtol=1e-6)
-        middle = slice(2, 5)
-        assert torch.allclose(exported(x, converted.keys(x), converted.solved.is_product)[middle], found[middle])
+        by_products = exported(x, converted.keys(x), converted.scale, converted.solved.is_product)
+        assert torch.allclose(by_products, found, equal_nan=True)
 
 
 def test_autocast_and_half_precision(pair):

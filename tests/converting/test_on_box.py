@@ -13,7 +13,7 @@ from torch import Tensor, nn  # noqa: E402
 
 import attnc  # noqa: E402
 from attnc.converting import propagation  # noqa: E402
-from attnc.converting.activations import Activation, solve  # noqa: E402
+from attnc.converting.activations import KnownActivation, solve  # noqa: E402
 from attnc.converting.modules import AttentionActivation  # noqa: E402
 from attnc.converting.on_box import on_box  # noqa: E402
 from attnc.numerics.affine_forms import AffineVectors, spectral_norm  # noqa: E402
@@ -173,7 +173,7 @@ def test_models_without_a_rule_are_refused(model, message):
 def test_rounding_of_gates_and_of_torch(name, dtype):
     """float32 is compared with float64. The bound in float64 is only compared with its size."""
     parameters = {"softplus": (("beta", 1.0),), "elu": (("alpha", 1.0),)}.get(name, ())
-    solved = solve(Activation(name, parameters), 1e-5, (dtype,))
+    solved = solve(KnownActivation(name, parameters), 1e-5, (dtype,))
     gate = AttentionActivation(solved)
     size = np.concatenate([np.geomspace(1e-9, 60, 4000), np.linspace(0, 8, 4000)])
     bound = propagation.gate_rounding(solved, dtype, size)

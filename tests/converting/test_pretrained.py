@@ -106,7 +106,7 @@ def test_minilm_reaches_the_figures(minilm):
 
 
 def test_minilm_takes_at_most_three_times_the_processor_time(minilm):
-    """One thread, processor time: what other programs do does not count."""
+    """Measure processor time on one thread, so that other programs do not count."""
     model = load_model(ModelFolder.read(minilm))
     converted, _ = attnc.convert(model, eps=1e-6)
     ids = torch.randint(1000, 20000, (32, 32))
@@ -179,7 +179,7 @@ def test_the_example_ranks_alike(minilm, monkeypatch):
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_architectures(name, tmp_path):
-    """Random weights: what counts is that everything is found, saved, loaded, and runs no kernel of an activation."""
+    """With random weights, everything is found, saved and loaded, and runs no kernel of an activation."""
     torch.manual_seed(0)
     kind = getattr(transformers, name)
     kind(kind.config_class(**ARCHITECTURES[name])).save_pretrained(tmp_path / "source")
@@ -213,7 +213,7 @@ def test_directories_that_are_refused(minilm, albert, tmp_path):
     (broken / "model.safetensors").write_bytes(b"not tensors at all")
     with pytest.raises(FileError, match="cannot load"):
         convert_directory(broken, tmp_path / "a")
-    with pytest.raises(FileError, match="does not say that it is a converted model"):
+    with pytest.raises(FileError, match="is not that of a converted model"):
         attnc.load_converted(minilm)
     with pytest.raises(InputError, match="eps"):
         convert_directory(albert, tmp_path / "a", -1.0)

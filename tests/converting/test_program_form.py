@@ -20,7 +20,7 @@ mlp = functools.partial(trace.mlp, dtype=torch.float64)
 
 
 def both_forms(module: nn.Sequential, network: attnc.Network, eps: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Points, and what either form gives there."""
+    """Points, and the outputs of both forms there."""
     converted, _ = attnc.convert(module, eps=eps)
     points = np.random.default_rng(0).uniform(network.box.lo, network.box.hi, (50, network.box.d))
     with torch.no_grad():

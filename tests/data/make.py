@@ -1,6 +1,6 @@
 """Write the golden files anew: `.venv/bin/python tests/data/make.py` in a checkout.
 
-Only a change of a format's number is a reason to do so. The folder of the former number then stays, and the tests say
+Only a change of a format's number is a reason to do so. The folder of the former number then stays, and the tests state
 that it is refused.
 """
 
@@ -25,6 +25,7 @@ def networks() -> dict[str, attnc.Network]:
     relu = attnc.ReLUNetwork([np.array([[1.0], [-2.0]]), np.array([[1.0, 0.5]])], [np.zeros(2), np.zeros(1)], (-1, 1))
     return {
         "leaves": attnc.compile("sin(x)", {"x": (-1, 1)}, 1e-3),
+        "gradient": attnc.compile("relu(x)", {"x": (-1, 1)}, 1e-2, norm="C1", gradient_eps=0.1),
         "second-dtype": attnc.compile("cos(x)", {"x": (-1, 1)}, 1e-3, also="float32"),
         "stages": attnc.compile("exp(-x*x)*y", {"x": (-1, 1), "y": (-1, 1)}, 1e-2, construction="compose"),
         "definitions": attnc.compile(relu, eps=0.2),
@@ -53,6 +54,16 @@ def tiny_model(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
 
 
+def in_context() -> attnc.incontext.InContextProgram:
+    """Return a ridge program for at most three rows of one feature."""
+    from attnc.incontext import Domain, InContextProgram, Norms, Prompt, plan_least_squares
+
+    prompt, norms = Prompt(rows=3, features=1), Norms(x=1.0, y=3.0, L=3.0, mu=1.0)
+    plan = plan_least_squares(prompt, norms, (1.0,), accuracy=1e-3)
+    domain = Domain(prompt, norms.x, norms.y, start=0.0, L=norms.L, mu=norms.mu, penalty=(1.0,))
+    return InContextProgram(plan.task.program(), domain, "Ridge", plan.bound)
+
+
 def main() -> int:
     from tempfile import TemporaryDirectory
 
@@ -62,7 +73,9 @@ def main() -> int:
     for name, network in networks().items():
         network.save(FOLDER / "network-1" / name)
     (FOLDER / "stock-1").mkdir(exist_ok=True)
+    (FOLDER / "incontext-1").mkdir(exist_ok=True)
     attnc.compile("tanh(x)*y", {"x": (-1, 1), "y": (-1, 1)}, 1e-2).export_hf(FOLDER / "stock-1" / "product")
+    in_context().save(FOLDER / "incontext-1" / "ridge")
     run(["range_length"], FOLDER / "lab-1", command="attnc lab run range_length --out lab-1")
     for cell in sorted((FOLDER / "lab-1" / "cells" / "range_length").iterdir())[1:]:
         cell.unlink()  # the table has them all; one file shows their form

@@ -147,13 +147,13 @@ def test_threads_change_no_byte(monkeypatch: pytest.MonkeyPatch) -> None:
     program = compiled_network("products and nested functions", "float64").program
     points = np.random.default_rng(0).uniform(-1, 1, (5000, 2))
     expected = run_compiled(program, (points,))
-    names, run = set(), fused.Fused.run
+    threads, run = set(), fused.Fused.run
 
     def watched(self: fused.Fused, num_points: int, is_compiled: bool) -> fused.RunBlock:
         block = run(self, num_points, is_compiled)
 
         def slow(*arguments: np.ndarray) -> bool:
-            names.add(threading.current_thread().name)
+            threads.add(threading.get_ident())
             time.sleep(0.002)  # so that the calling thread does not take all parts
             return block(*arguments)
 
@@ -163,8 +163,28 @@ def test_threads_change_no_byte(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(numpy_engine, "CORES", 4)
     monkeypatch.setattr(fused.Fused, "run", watched)
     assert (run_compiled(program, (points,)) == expected).all()
-    assert len(names) > 1
-    assert sum(not name.startswith("ThreadPool") for name in names) <= 1  # the calling thread takes parts as well
+    assert threading.get_ident() in threads  # the calling thread takes parts as well
+    assert len(threads) > 1
+
+
+def test_an_error_in_any_thread_is_raised_once_all_threads_have_ended() -> None:
+    points, running = np.zeros((100, 1)), set[int]()
+
+    def run(u: np.ndarray, out: np.ndarray, least: np.ndarray, most: np.ndarray) -> bool:
+        thread = threading.get_ident()
+        running.add(thread)
+        try:
+            time.sleep(0.002)
+            if thread != caller:
+                raise ValueError("in another thread")
+            return True
+        finally:
+            running.remove(thread)
+
+    caller, ends = threading.get_ident(), (np.zeros(1), np.zeros(1))
+    with pytest.raises(ValueError, match="in another thread"):
+        numpy_engine.in_parts(run, points, points.copy(), ends, 1, numpy_engine.SCORES_PER_THREAD, threads=3)
+    assert not running
 
 
 def test_arrays_of_any_order_are_taken_by_the_same_loops() -> None:

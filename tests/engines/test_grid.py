@@ -336,7 +336,7 @@ def test_heads_that_are_no_grid_are_streamed():
 
 
 def test_a_grid_before_another_softmax_is_streamed():
-    """What it is off by would go through the later stage, and be anything there."""
+    """Its error would go through the later stage, and could be of any size there."""
     first = Anchors.gaussian([np.arange(70.0)], 0.4, np.ones(70)).program()
     twice = replace(first, layers=(*first.layers, Softmax("after", ("out0",))))
     assert not isinstance(NumpyEngine(check(twice))._stages[0].heads[0], GridHead)
@@ -369,7 +369,7 @@ def exact_weights(axis: grid_axis.WindowedAxis, t: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("tail", [1e-1, 1e-3, 1e-6, 1e-13])
 @pytest.mark.parametrize("c", [0.05, 0.3, 1.0, 3.0, 30.0])
 def test_windows_leave_out_what_is_stated_and_not_much_less(c, tail, monkeypatch):
-    """At the edges of a group the next anchor outside is nearest: there the tail is what the theorem says, nearly."""
+    """At the edges of a group the next anchor outside is nearest: there the tail is nearly that of the theorem."""
     monkeypatch.setattr(grid_axis, "TAIL", tail)
     L = np.arange(200) - 99.5
     axis = grid_axis.make_axis(2 * c * L, -c * L**2, 1)

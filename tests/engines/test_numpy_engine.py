@@ -153,18 +153,18 @@ def test_threads_share_the_points_and_report_progress(monkeypatch, small_blocks)
     monkeypatch.setattr(numpy_engine, "CORES", 3)
     anchors = np.linspace(-3, 3, 99)
     program = lookup_program(anchors, np.cos(anchors), 2.0)
-    engine, names = NumpyEngine(program), set()
+    engine, threads = NumpyEngine(program), set()
     run_block = engine._streamed
 
     def watched(*arguments, is_compiled):
-        names.add(threading.current_thread().name)
+        threads.add(threading.get_ident())
         return run_block(*arguments, is_compiled=is_compiled)
 
     monkeypatch.setattr(engine, "_streamed", watched)
     points, seen = np.linspace(-3, 3, 200)[:, None], []
     found = engine(points, progress=seen.append)
     assert_agrees(program, (points,), found)
-    assert all(name.startswith(("ThreadPool", "MainThread")) for name in names)  # the caller takes parts, too
+    assert 1 <= len(threads) <= 3  # the caller takes parts, too
     assert seen == sorted(seen)
     assert seen[-1] == 1.0
 

@@ -53,7 +53,7 @@ def line(slope: float) -> Program:
 
 
 def refused(path: Path, complaint: str | None = None) -> None:
-    """The folder is not loaded, and the message says why."""
+    """The folder is not loaded, and the message gives the reason."""
     with pytest.raises(FileError, match=complaint):
         load_network(path)
 

@@ -1,4 +1,4 @@
-"""What exported networks do outside the box: they move a point to it, return NaN, or compute without a claim."""
+"""Outside the box, exported networks move a point to it, return NaN, or compute without a claim."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ POINTS = np.concatenate([INSIDE, OUTSIDE])
 
 @pytest.fixture(scope="module", params=["float64", "float32"])
 def net(request) -> attnc.Network:
-    """Two outputs, of which one is constant: it must be NaN outside, too."""
+    """One of two outputs is constant: it must be NaN outside, too."""
     return attnc.compile("(x*y, 3)", {"x": (-3, 3), "y": (0, 0.1)}, 1e-2, dtype=request.param)
 
 

@@ -41,7 +41,7 @@ def problem(rows: int, features: int, seed: int = 0, penalty: float = 0.3):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("eps", [0.25, 1.0, 4.0])
 def test_a_coarse_spacing_that_lets_the_steps_run_away_has_no_bound(method, eps):
-    """Residuals that leave what the heads were made for grow like sinh: then nothing may be promised."""
+    """Residuals beyond the range of the heads grow like sinh: then nothing may be promised."""
     rng = np.random.default_rng(2)
     runaways = 0
     for _ in range(10):
@@ -190,7 +190,7 @@ def test_plain_steps_stay_within_the_bound_of_exact_ones(rows):
     )
     eta = schedule.etas[0]
     # A soft threshold has two gates, and sup |x·σ(βx) − relu(x)| = W(1/e)/β < 0.2785/β.
-    gate = 2 * np.sqrt(4) * 0.2785 / gate_slope(task, eta, "float64") + 1e-15
+    gate = 2 * np.sqrt(4) * 0.2785 / gate_slope(task.size + eta * max(l1), "float64") + 1e-15
     a_step = task.differences.bound(sizes, "float64").value + gate / eta
     for t, (found, wanted) in enumerate(zip(path[1:], exact[1:], strict=True), start=1):
         allowed = Schedule("plain", t, schedule.L, schedule.mu).amplification * a_step
@@ -294,7 +294,7 @@ def test_one_poisson_gradient(mean):
 
 @pytest.mark.parametrize("heads", [1, 3])
 def test_the_bound_of_a_poisson_gradient_is_not_vacuous(heads):
-    """Where all counts are at their limit, what the moment is off by is the bound."""
+    """Where all counts are at their limit, the error of the moment is the bound."""
     X, y = np.tile([1.2, 0.9], (12, 1)), np.full(12, 6.0)
     task = poisson_task(Prompt(12, 2), Differences(heads, 0.125), 1.0, 6.0)
     start = np.array([-1.0, 0.3])

@@ -106,7 +106,7 @@ def test_estimators_on_diabetes():
     average = NadarayaWatson(gamma=0.3).fit(X[:300], y[:300])
     weights = np.exp(-0.3 * ((X[:, None] - X[:300]) ** 2).sum(axis=-1))
     assert np.abs(average.predict(X) - weights @ y[:300] / weights.sum(axis=1)).max() <= 1e-9
-    far = 10 * X[:3]  # beyond what the program was built for
+    far = 10 * X[:3]  # beyond the box that the program was built for
     assert np.abs(ours.predict(far) - theirs.predict(far)).max() <= 1e-8
 
 

@@ -1,4 +1,4 @@
-"""Without scikit-learn the estimators can be named, listed and imported, and say on first use what to install."""
+"""Without scikit-learn the estimators can be named, listed and imported, and name the missing package on first use."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ cancellation makes small.
     softmax   weights are off by a factor e^{±δ_k}, δ_k = error_s + u·(|s_k − top| + 2·max error_s) + EXP_ULPS·2u
     average   with τ_k = e^{δ_k} − 1, τ̄ = Σ p_k τ_k (shared design, certificates.md):
               Σ p_k τ_k |v_k − A|/(1−τ̄) + γ_{2p+3}·Σ p_k(1+τ_k) size_v/(1−τ̄) + Σ p_k(1+τ_k) error_v/(1−τ̄)
-              + what underflow, or an engine that takes tiny weights for zero, can move: p·e^NEGLIGIBLE·2·max size_v
-    stage     what a stage writes is computed afresh: size ← |value| + error
+              + the change by underflow, or by an engine that takes tiny weights for zero: p·e^NEGLIGIBLE·2·max size_v
+    stage     the output of a stage is computed afresh: size ← |value| + error
 """
 
 from __future__ import annotations

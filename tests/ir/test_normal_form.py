@@ -1,4 +1,4 @@
-"""The normal form means what the program means, and folds what does not depend on the input."""
+"""The normal form has the meaning of the program, and folds everything that does not depend on the input."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ir.rounding import assert_agrees
 
 
 def dumb(form: NormalForm, program: Program, inputs: tuple[np.ndarray, ...]) -> np.ndarray:
-    """Stage by stage as its docstrings say, one point at a time, everything dense."""
+    """Stage by stage as in its docstrings, one point at a time, everything dense."""
     outputs = []
     for b in range(len(inputs[0])):
         u = np.concatenate([given[b].ravel() for given in inputs])

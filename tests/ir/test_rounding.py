@@ -1,4 +1,4 @@
-"""The running error analysis: never below what evaluations differ by, and of the size of the independent one."""
+"""The running error analysis: never below differences of evaluations, and of the size of the independent one."""
 
 from __future__ import annotations
 

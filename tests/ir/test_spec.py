@@ -1,4 +1,4 @@
-"""Every rule of the spec refuses what it should, in words that name the layer."""
+"""Every rule of the spec refuses its violations, in words that name the layer."""
 
 from __future__ import annotations
 

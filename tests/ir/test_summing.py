@@ -1,4 +1,4 @@
-"""Sums in blocks: what they are, and how many additions a term passes through."""
+"""Sums in blocks: their definition, and how many additions a term passes through."""
 
 from __future__ import annotations
 

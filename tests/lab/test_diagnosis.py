@@ -76,7 +76,7 @@ def test_oscillation() -> None:
 
 
 def test_scores_too_large_for_the_arithmetic() -> None:
-    with np.errstate(all="ignore"):  # the theorem's bound overflows: it says nothing there
+    with np.errstate(all="ignore"):  # the theorem's bound overflows: it is vacuous there
         built = build.truncated_linear(UNIT, num_anchors=8192, beta=60.0, dtype="float32")
     points = np.random.default_rng(0).random((300, 1))
     found = attnc.diagnose(unproved(UNIT, built, 0.55 / 8191), UNIT, points=points)

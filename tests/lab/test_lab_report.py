@@ -122,7 +122,7 @@ def test_numbers_are_recomputed_from_the_csv(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_the_whole_quick_profile(tmp_path: Path) -> None:
-    """Every experiment; what theory proves holds, and only claims about training fail."""
+    """Every experiment: claims that are proved hold, and only claims about training fail."""
     run(["all"], tmp_path / "run")
     report(tmp_path / "run")
     assert {name.partition("-")[0] for name in RECOMPUTED} == {experiment.name for experiment in EXPERIMENTS}

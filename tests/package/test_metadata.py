@@ -1,4 +1,4 @@
-"""The files that a package is expected to have, and what they say."""
+"""The files that a package is expected to have, and their content."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_one_version() -> None:
 
 def test_every_package_is_typed() -> None:
     packages = [path.parent for path in (ROOT / "src").glob("*/__init__.py")]
-    assert len(packages) == 3
+    assert len(packages) == 4
     assert all((package / "py.typed").is_file() for package in packages)
 
 

@@ -1,4 +1,4 @@
-"""Build the wheel, install it into a fresh environment for every extra, and use what the extra brings.
+"""Build the wheel, install it into a fresh environment for every extra, and use the features of the extra.
 
 `make test-wheel` runs this. `make test-wheel EXTRAS="none plots" PYTHON=python3.13` chooses extras and interpreter. It
 takes minutes and downloads packages, so it is no part of `make test`.
@@ -24,7 +24,7 @@ import importlib.metadata, importlib.resources, subprocess, sys
 import attnc
 
 assert importlib.metadata.version("attnc") == attnc.__version__
-for package in ("attnc", "attnc_checker", "attnc_lab"):
+for package in ("attnc", "attnc_checker", "attnc_lab", "attnc_playground"):
     assert importlib.resources.files(package).joinpath("py.typed").is_file(), package
 files = [str(file) for file in importlib.metadata.files("attnc")]
 assert any(file.endswith("licenses/LICENSE") for file in files), "the licence"
@@ -72,9 +72,10 @@ assert "pip install 'attnc[plots]'" in run("plot", "net", code=2)
 assert "pip install 'attnc[onnx]'" in run("export", "net", "--to", "onnx", "--out", "f.onnx", code=2)
 assert "pip install 'attnc[torch]'" in run("convert", "net", "--out", "c", code=2)
 assert "pip install 'attnc[lab]'" in run("lab", "run", "temperature", code=2)
+assert "pip install 'attnc[serve]'" in run("serve", code=2)
 run("demo")
 """
-"""Runs where no extra is installed: every feature that needs one says which."""
+"""Runs where no extra is installed: every feature that needs one names it."""
 
 USES = {
     NONE: HINTS,
@@ -133,6 +134,16 @@ assert np.allclose(attnc.incontext.Ridge(alpha=1.0).fit(X, X @ [1.0, 2.0, 3.0]).
 np.savetxt("data.csv", np.column_stack([X, X.sum(1)]), delimiter=",", header="a,b,c,y", comments="")
 run("icl", "ridge", "--csv", "data.csv", "--output", "y")
 """,
+    "serve": """
+from attnc_playground.app import make_app, static_files
+assert {"/index.html", "/js/main.js", "/vendor/katex/katex.min.js"} <= set(static_files())
+assert make_app().routes
+""",
+    "browser": """
+from playwright.sync_api import sync_playwright
+with sync_playwright() as browsers:
+    assert browsers.chromium.name == "chromium"
+""",
     "lab": """
 run("lab", "list")
 run("lab", "run", "range_length", "--out", "run")
@@ -149,13 +160,13 @@ assert "no dask scheduler" in run(
 import hypothesis, mypy, pytest, ruff
 """,
 }
-"""What every extra is tried by, after BASE."""
+"""The trial of every extra, after BASE."""
 
 
 def main() -> int:
     extras = list(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
     missing = set(extras) - set(USES)
-    assert not missing, f"say in USES what these extras are tried by: {missing}"
+    assert not missing, f"add a trial of these extras to USES: {missing}"
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("extras", nargs="*", default=[NONE, *extras])
     parser.add_argument("--python", default=sys.executable, help="the interpreter of the environments")

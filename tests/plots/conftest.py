@@ -1,4 +1,4 @@
-"""Pictures of fewer points than usual: what they show is the same."""
+"""Pictures of fewer points than usual: they show the same."""
 
 from __future__ import annotations
 

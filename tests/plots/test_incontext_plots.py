@@ -20,7 +20,7 @@ def examples():
 
 
 @pytest.mark.parametrize(
-    "model", [Ridge(), Lasso(0.1), LogisticRegression(), PoissonRegressor()], ids=lambda m: type(m).__name__
+    "model", [Ridge(), Ridge(method="chebyshev"), Lasso(0.1), LogisticRegression(), PoissonRegressor()], ids=str
 )
 def test_the_program_follows_exact_steps(examples, model):
     X, y = examples
@@ -45,19 +45,20 @@ def test_the_program_follows_exact_steps(examples, model):
 
 
 def test_attention_of_chosen_heads(examples, tmp_path):
-    model = Ridge().fit(*examples)
+    model = Ridge(method="chebyshev").fit(*examples)
     picture = attention_figure(model, layer="gradient2", heads=[0, 4])
     image = picture.axes[0].images[0].get_array()
     assert image.shape == (2, 30)
     assert (np.sign(image[0]) == -np.sign(image[1])).mean() > 0.9  # heads j and −j
-    weights = attention_map(model.program_, [model.start_, model.prompt_], "gradient2")
+    weights = attention_map(model.program_.program, [model.start_, model.prompt_], "gradient2")
     assert weights.shape == (8, 1, 31)
     assert np.abs(weights.sum(axis=-1) - 1).max() <= 1e-12
     plot_attention(model, tmp_path / "heads.png")
+    plot_attention(Ridge().fit(*examples), tmp_path / "newton.png", heads=[0, 8])
     logistic = LogisticRegression().fit(examples[0], examples[1] > 0)
     assert attention_figure(logistic, layer="sum3").axes[0].images[0].get_array().shape == (8, 30)
     with pytest.raises(InputError, match="the attention layers are gradient1"):
-        attention_map(model.program_, [model.start_, model.prompt_], "update1")
+        attention_map(model.program_.program, [model.start_, model.prompt_], "update1")
 
 
 def test_a_function_of_one_variable(tmp_path):

@@ -1,4 +1,4 @@
-"""What is read from the normal form: scores, states, queries, sentinels, places."""
+"""Facts read from the normal form: scores, states, queries, sentinels, places."""
 
 from __future__ import annotations
 

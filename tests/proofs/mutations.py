@@ -97,7 +97,7 @@ def hide_a_key(rng: Rng, program: Program) -> Program:
 
 
 def change_a_constant(rng: Rng, program: Program) -> Program:
-    """Of a key, a value, a bias or the read-out."""
+    """Change a key, a value, a bias or the read-out."""
     number, sparse = _some_affine(rng, program, "constant")
     place, change = rng.integers(len(sparse.values)), rng.normal() * 10.0 ** rng.uniform(-9, 1)
     return with_number(program, number, "constant", place, lambda value: value + value.dtype.type(change))
@@ -121,7 +121,7 @@ def read_another_channel(rng: Rng, program: Program) -> Program:
 
 
 def swap_channels(rng: Rng, program: Program) -> Program:
-    """What a stage writes into two channels, the names staying where they are."""
+    """Exchange the results of a stage in two channels; the names stay where they are."""
     number, which, head = _some_head(rng, program)
     a, b = rng.integers(0, head.W_O.shape[1], 2)
     W_O = head.W_O.copy()
@@ -130,7 +130,7 @@ def swap_channels(rng: Rng, program: Program) -> Program:
 
 
 def swap_names(rng: Rng, program: Program) -> Program:
-    """Of two channels, so that each claim is made of the other's head."""
+    """Exchange two channels, so that each claim is about the other's head."""
     number = _some_attention(rng, program)
     layer = program.layers[number]
     names = list(layer.channels)
@@ -152,7 +152,7 @@ def drop_the_residual(rng: Rng, program: Program) -> Program:
 
 
 def change_a_projection(rng: Rng, program: Program) -> Program:
-    """Of a query, a key, a value or an output: an entry that is there, or one that was zero."""
+    """Change an entry of a query, a key, a value or an output: a stored one, or a zero."""
     number, which, head = _some_head(rng, program)
     name = str(rng.choice(["W_Q", "W_K", "W_V", "W_O"]))
     matrix = getattr(head, name)
@@ -187,7 +187,7 @@ class Liar:
         return kinds[int(self.rng.integers(len(kinds)))]()
 
     def another_claim(self) -> Derivation:
-        """Of one head: its function, its argument, its carrier or the part it stands for."""
+        """Change one head: its function, its argument, its carrier or the part it stands for."""
         heads = dict(self.derivation.heads)
         if not heads:
             return self.permuted_outputs()

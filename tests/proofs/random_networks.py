@@ -50,7 +50,7 @@ OF_TWO = (
 
 
 def random_composition(rng: np.random.Generator, num_operations: int, names: Sequence[str]) -> str:
-    """Of these variables, each of them once: so many operations, or as many as it takes to join them."""
+    """Return an expression of these variables, each used once, with this many operations, or as many as join them."""
     pool = [str(name) for name in rng.permutation(list(names))]
     while num_operations > 0 or len(pool) > 1:
         num_operations -= 1

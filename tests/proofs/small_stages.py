@@ -1,4 +1,4 @@
-"""Stages to prove things about: random ones, spectral fits, and what they compute, in Arb and in float64."""
+"""Stages to prove things about: random ones, spectral fits, and their values in Arb and in float64."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def test_keys_of_a_grid_are_combinations_of_rows(name):
     counts = dict(built.parameters)["points_per_axis"]
     assert " × ".join(map(str, head.keys.shape)) == counts
     assert np.array_equal(np.sort(head.keys.ravel()), np.arange(head.keys.size))
-    # Wherever a point lies, the network says there what keys that can win there have for values.
+    # At every point the output of the network is one of the values of the keys that can win there.
     computed = NumpyEngine(built.program)(points).reshape(len(points), -1)
     ends = Interval(target.box.lo[None], target.box.hi[None])
     tables = [axis.winners(ends.lo[:, i], ends.hi[:, i])[0] for i, axis in enumerate(head.axes)]
@@ -131,7 +131,7 @@ def test_keys_of_another_kind_are_not_taken_apart():
 
 @pytest.mark.parametrize("mutate", PROGRAM_MUTATIONS, ids=lambda mutate: mutate.__name__)
 def test_programs_that_were_tampered_with(mutate):
-    """Refused, or the bound is that of what is there now."""
+    """The network is refused, or the bound is that of the changed network."""
     for seed, name in enumerate(SELECTING):
         target, built, _, seen = selecting(name, 2, "float64")
         program = mutate(np.random.default_rng(seed), built.program)

@@ -1,4 +1,4 @@
-"""The ledger as a tree: what stands in it adds up, heads stand under their stages, strangers' files are refused."""
+"""The ledger as a tree: its entries add up, heads stand under their stages, strangers' files are refused."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_shares_add_up_and_heads_stand_under_their_stages(deep):
         assert math.isclose(head.adds, head.own * head.grows)
     assert {head.what for head in heads} == {"sin(y)", "y·sin(x)", "exp(s_1)"}
     inner, outer = (next(head for head in heads if head.what == what) for what in ("y·sin(x)", "exp(s_1)"))
-    assert inner.grows > 2 > outer.grows  # exp makes what comes before it larger, and nothing comes after it
+    assert inner.grows > 2 > outer.grows  # exp enlarges the errors before it, and nothing comes after it
 
 
 def test_one_stage_has_its_terms():
@@ -103,6 +103,6 @@ def test_the_root_says_where_the_bound_is_largest():
 def test_of_a_norm_and_beyond_the_core_no_cell_is_the_worst(text, box, norm):
     network = attnc.compile(text, {"x": box}, 1e-2, norm=norm)
     claim = network.certificate
-    if norm == "inf":  # as if what is beyond the core were worse than all leaves
+    if norm == "inf":  # as if the error beyond the core were worse than all leaves
         claim = dataclasses.replace(claim, terms=(Term("tail", claim.bound, "beyond"),))
     assert error_tree(claim, network.box).what == ""

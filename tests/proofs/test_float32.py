@@ -1,6 +1,6 @@
-"""float32, in every engine that a certificate names: what is computed is within the bound, at random and bad points.
+"""float32, in every engine that a certificate names: outputs are within the bound, at random and bad points.
 
-The bound is the tolerance. What decides a comparison is told in `comparisons`: intervals, or Arb.
+The bound is the tolerance. `comparisons` decides a comparison by intervals, or by Arb.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The prover as a whole: how loose its bounds are, what it refuses, and which leaves it chooses."""
+"""The prover as a whole: the looseness of its bounds, its refusals, and its choice of leaves."""
 
 from __future__ import annotations
 

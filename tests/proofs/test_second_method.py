@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow  # minutes of comparisons
 TOLERANCE = 0.05
 LEAVES = {1: 6, 2: 1}
 LARGE = 0.3
-"""Of the largest bound: a leaf where the error is 10⁻⁹ is out of reach for first derivatives."""
+"""The largest bound counts: a leaf where the error is 10⁻⁹ is out of reach for first derivatives."""
 
 CASES = [
     ("spectral_grid", "sin(2*x) + exp(-x**2)", {"x": (-1, 2)}, {"num_anchors": 7}),
@@ -60,7 +60,7 @@ def coarse() -> tuple[Gap, np.ndarray, np.ndarray]:
 
 
 def test_the_method_converges_to_the_largest_error(coarse):
-    """On one box, ever finer pieces: from above, to what a dense sample shows."""
+    """With ever finer pieces of one box the bound falls to the maximum over a dense sample, from above."""
     gap, _, errors = coarse
     bounds = []
     for pieces in (16, 64, 256):

@@ -1,6 +1,6 @@
 """Proofs of one-stage programs against all that can be thrown at them: no error is ever above its bound.
 
-The bound is the tolerance: nothing is added to it. See `comparisons` for what decides.
+The bound is the tolerance: nothing is added to it. `comparisons` decides, by intervals or Arb.
 """
 
 from __future__ import annotations

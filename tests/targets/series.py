@@ -1,4 +1,4 @@
-"""What a Taylor polynomial must be, by power series of Arb: values at points of its box, and coefficients."""
+"""Taylor polynomials by power series of Arb: values at points of the box, and coefficients."""
 
 from __future__ import annotations
 

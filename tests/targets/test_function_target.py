@@ -1,4 +1,4 @@
-"""Python functions as targets: what they return is checked, and what they may claim is stated."""
+"""Python functions as targets: their values are checked, and their claims are stated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables: what is taken, what is merged, what is recognised as a grid, and every refusal with its row and column."""
+"""Tables: accepted points, merged points, recognised grids, and every refusal with its row and column."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_other_points_have_no_value():
     with pytest.raises(attnc.InputError, match=re.escape("has no value at t = 0.5, which is not one of its points")):
         table(np.array([[0.0], [0.5]]))
     cell = Interval(np.zeros((1, 1)), np.ones((1, 1)))
-    with pytest.raises(attnc.InputError, match="says nothing between its points"):
+    with pytest.raises(attnc.InputError, match="has no values between its points"):
         table.variation(cell, np.zeros((1, 1)))
 
 

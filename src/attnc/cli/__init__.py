@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from attnc.cli import ground_truth, heads, icl, lab  # noqa: F401  # they register their commands
+from attnc.cli import ground_truth, heads, icl, lab, serve  # noqa: F401  # they register their commands
 from attnc.cli.commands import app
 from attnc.cli.output import Volume, print_json, reset_volume, volume
 from attnc.errors import AttncError, BoundNotMet, ExpressionError, FileError, InputError, ParityExceeded

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -56,7 +57,7 @@ from attnc.constructions.construction import DEFAULT_EPS
 from attnc.errors import FileError, InputError, MissingExtra, positive_number
 from attnc.network import BEYOND, OUTSIDE
 from attnc.numerics.rounding import UNIT_ROUNDOFF
-from attnc.wording import ceiling, one_line, printable, value_note
+from attnc.wording import ceiling, one_line, plural, printable, value_note
 
 if TYPE_CHECKING:
     import numpy as np
@@ -67,7 +68,7 @@ if TYPE_CHECKING:
 CONSTRUCTIONS = ("auto", *(construction.name for construction in CATALOGUE))
 COMPILE_OPTIONS = (
     *("eps", "dtype", "also", "construction", "criterion", "centres", "heads", "beta", "max_anchors", "max_bytes"),
-    "seconds",
+    *("gradient_eps", "seconds"),
 )
 """The options of `attnc compile` that are passed to attnc.compile unchanged."""
 NOT_REPEATED = (None, "expression", "json_output", "plot", "force", "help")
@@ -136,7 +137,22 @@ def compile_command(
         str, one_of("The construction. auto tries those that suit the function, the cheapest first", CONSTRUCTIONS)
     ] = "auto",
     criterion: Criterion = "multiply_adds",
-    norm: Norm = "inf",
+    norm: Annotated[
+        str,
+        typer.Option(
+            metavar="P",
+            help="The norm of the error: inf for the largest error, a number p ≥ 1 for L_p, or C1 for the largest "
+            "errors of values and partial derivatives.",
+        ),
+    ] = "inf",
+    gradient_eps: Annotated[
+        float | None,
+        optional(
+            "For --norm C1: the largest error of a partial derivative. By default 100·eps divided by the smallest "
+            "half-width of the box.",
+            metavar="G",
+        ),
+    ] = None,
     centres: Annotated[
         str | None, one_of("How max_affine places its cells", ("grid", "adaptive"), default=False)
     ] = None,
@@ -224,7 +240,7 @@ def plan_command(
     seconds: Seconds = None,
     json_output: Json = False,
 ) -> None:
-    """Show what every construction would cost for an eps, the cheapest first. Nothing is certified or saved."""
+    """Show the cost of every construction for an eps, the cheapest first. Nothing is certified or saved."""
     from attnc import plan
 
     source, ranges = read_source(expression, box or [], csv, inputs, output)
@@ -252,10 +268,32 @@ def plan_command(
             print_parts(Text.assemble((f"{row.name}: ", "cyan"), (row.why_not, "dim")))
 
 
-@app.command("eval", cls=Command, epilog="Example:\n\nattnc eval net x=0.5 y=pi/4")
+@app.command(
+    "eval",
+    cls=Command,
+    epilog="Examples:\n\nattnc eval net x=0.5 y=pi/4\n\nattnc eval net --csv points.csv --out values.csv",
+)
 def eval_command(
     net: Saved,
-    assignments: Annotated[list[str], typer.Argument(metavar="NAME=VALUE", help="A value for every variable.")],
+    assignments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NAME=VALUE", help="A value for every variable.", show_default=False),
+    ] = None,
+    csv: Annotated[
+        Path | None,
+        typer.Option(
+            "--csv",
+            metavar="FILE",
+            help="A table of points instead: a CSV file with a column for every variable; - is standard input.",
+            show_default=False,
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        optional(
+            "Write the values at these points to this file, a row per point; - is standard output.", metavar="FILE"
+        ),
+    ] = None,
     outside: Annotated[
         str,
         one_of(
@@ -266,16 +304,28 @@ def eval_command(
     dtype: Annotated[
         str | None, one_of("Another arithmetic than that of the stored weights", tuple(UNIT_ROUNDOFF), default=False)
     ] = None,
+    gradient: Annotated[
+        bool, typer.Option("--gradient", help="Print the derivatives of the network by all variables, too.")
+    ] = False,
     json_output: Json = False,
 ) -> None:
-    """Print the value of a saved network at a point, and its bound. With --quiet, print the value alone."""
+    """Print the value of a saved network at a point, and its bound. With --quiet, print the value alone.
+
+    With --csv, write the values at all points of a table.
+    """
     import numpy as np
 
     from attnc import load
     from attnc.model_card import standing
 
+    _require_one_source(assignments or [], csv, out)
+    if csv is not None and gradient:
+        raise InputError("--gradient takes one point. For a table, call net.gradient(points) in Python.")
     network = load(net) if dtype is None else load(net).astype(dtype)
-    given = read_point(network, assignments)
+    if csv is not None:
+        _evaluate_table(network, csv, Path("-") if out is None else out, outside, json_output)
+        return
+    given = read_point(network, assignments or [])
     point = np.array([[given[name] for name in network.variables]])
     is_inside = bool(network.box.contains(point)[0])
     if outside == "raise" and not is_inside:
@@ -288,12 +338,16 @@ def eval_command(
     bound, with_rounding = network.certificate.pointwise_bound, network.certificate.bound_at(float(met[0, 0]))
     bound = (bound if with_rounding is None else with_rounding) if is_inside or outside == "clamp" else None
     rows = [{"name": name, "value": float(values[i]), "bound": bound} for name, i in _output_names(values)]
+    slopes = _derivatives(network, point, outside) if gradient else None
+    slope_bound = network.certificate.gradient_bound if bound is not None else None
     if json_output:
         scalars = {"value": values.astype(float).tolist(), "bound": bound, "dtype": network.dtype, "inside": is_inside}
         scalars |= {"standing": standing(network.certificate)}
         scalars |= {"rounding_included": None if bound is None else with_rounding is not None}
         if network.certificate.is_of_table:
             scalars |= {"points": network.certificate.num_points, "bound_at_points": network.certificate.bound}
+        if slopes is not None:
+            scalars |= {"gradient": slopes.tolist(), "gradient_bound": slope_bound}
         at = dict(zip(network.variables, met[0].tolist(), strict=True))
         print_json(scalars | {"point": at, "outputs": rows})
         return
@@ -304,11 +358,45 @@ def eval_command(
             print(values[i])
         else:
             print(f"{name + ' = ' if values.ndim else ''}{values[i]!s} {claim}")
+    known = f" ± {ceiling(slope_bound)}" if slope_bound is not None else " (of the network; no bound)"
+    for (name, _), row in zip(_output_names(values), () if slopes is None else slopes, strict=False):
+        for variable, slope in zip(network.variables, row, strict=True):
+            print(f"∂{name}/∂{variable} = {slope!s}{'' if volume() is Volume.QUIET else known}")
     if not is_inside and outside == "clamp":
         moved = ", ".join(f"{name} = {x:.6g}" for name, x in zip(network.variables, met[0], strict=True))
         note(f"the point was moved into the box, to {moved}")
     elif not is_inside:
         note("the point is outside the box; nothing is claimed there")
+
+
+def _require_one_source(assignments: Sequence[str], csv: Path | None, out: Path | None) -> None:
+    if csv is None and out is not None:
+        raise InputError("--out is for the values of a table: give the table, too, with --csv FILE")
+    if csv is not None and assignments:
+        raise InputError(f"{assignments[0]!r:.60} and --csv {csv}: give a point or a table, not both")
+
+
+def _evaluate_table(network: Network, csv: Path, out: Path, outside: str, json_output: bool) -> None:
+    from attnc.cli.evaluating import evaluate_table, output_names
+
+    if json_output and str(out) == "-":
+        raise InputError("--json prints a summary: give the values a file of their own, with --out FILE")
+    with progress_bar("evaluating") as progress:
+        rows = evaluate_table(network, csv, out, outside, progress)
+    bound = network.certificate.pointwise_bound if outside != "allow" else None
+    if json_output:
+        names = [{"name": name} for name in output_names(network)]
+        print_json({"rows": rows, "out": str(out), "bound": bound, "dtype": network.dtype, "outputs": names})
+    elif str(out) != "-":
+        claim = "" if bound is None else f", each within {ceiling(bound)} of the function"
+        note(f"{plural(rows, 'value')} written to {out}{claim}")
+
+
+def _derivatives(network: Network, point: np.ndarray, outside: str) -> np.ndarray:
+    """Return the derivatives (outputs, variables) at one point."""
+    from attnc.ir.program import split_columns
+
+    return network.gradient(*split_columns(point, network.program.input_shapes), outside=outside)[0]
 
 
 def _output_names(values: np.ndarray) -> list[tuple[str, tuple[int, ...]]]:
@@ -337,7 +425,7 @@ def info_command(
     from attnc import load
     from attnc.ir.text import describe, layer_rows
     from attnc.model_card import summary
-    from attnc.proofs.error_tree import error_tree
+    from attnc.proofs.error_tree import error_tree, gradient_tree
 
     network = load(net)
     if plot is not None:
@@ -353,6 +441,10 @@ def info_command(
     console().print(Text(printable(describe(network.program))), soft_wrap=True)
     if tree.children:
         print_parts(Text("\nWhere the bound comes from", "bold"), ledger_table(tree, width=console().width))
+    slopes = gradient_tree(network.certificate)
+    if slopes is not None:
+        print_parts(Text("Where the bound of partial derivatives comes from", "bold"))
+        print_parts(ledger_table(slopes, width=console().width))
     if network.certificate.assumptions:
         print_parts(Text("Assumptions", "bold"))
         for sentence in network.certificate.assumptions:
@@ -402,18 +494,19 @@ def verify_command(
 
     The exit code is 0 only if the bound is re-proved, 1 if not or if a limit is reached, and 2 if files cannot be read.
 
-    If it is re-proved, `info`, `eval` and `plot` say so from then on, on this machine and for these files.
+    If it is re-proved, `info`, `eval` and `plot` call it re-proved from then on, on this machine and for these files.
     """
-    from attnc.exports.directory import require_folder
+    from attnc.exports.directory import refuse_in_context, require_folder
     from attnc.verifying import checker_command, fingerprints, remember
 
+    refuse_in_context(str(net))
     command = checker_command(require_folder(net), processes, seconds, memory, as_json=json_output)
     is_silent = volume() is Volume.QUIET and not json_output
     before = fingerprints(net)
     with step_lines("re-proving the bound in a separate process"):  # which shows its progress itself
         code = run_child(command, is_silent=is_silent)
     if code == 0 and not remember(net, before):
-        note("other commands will not know of this: it cannot be recorded in the user's cache folder")
+        note("other commands will not show this: it cannot be recorded in the user's cache folder")
     raise typer.Exit(code)
 
 

@@ -1,4 +1,4 @@
-"""`attnc certify-heads`: what is proven of the heads of a stock attention layer."""
+"""`attnc certify-heads`: proven facts about the heads of a stock attention layer."""
 
 from __future__ import annotations
 

@@ -12,6 +12,8 @@ from attnc.cli.options import Command, Json, completed, one_of, optional
 from attnc.cli.output import plain_table, print_json, print_parts, progress_bar
 from attnc.cli.tables import read_examples
 from attnc.errors import InputError
+from attnc.exports.directory import IN_CONTEXT
+from attnc.exports.safe_files import why_not_writable
 from attnc.incontext.acceleration import METHODS
 from attnc.wording import one_line, plural
 
@@ -49,7 +51,7 @@ def icl_command(
     model: Annotated[
         str,
         typer.Argument(
-            metavar="MODEL", help=f"The model: {', '.join(MODELS)}.", autocompletion=completed(tuple(MODELS))
+            metavar="MODEL", help=f"The model to fit: {', '.join(MODELS)}.", autocompletion=completed(tuple(MODELS))
         ),
     ],
     csv: Annotated[
@@ -57,43 +59,73 @@ def icl_command(
         typer.Option(
             "--csv",
             metavar="FILE",
-            help="The table: a CSV file whose first line names the columns; - is standard input.",
+            help="The examples: a CSV file whose first line names the columns; - is standard input.",
         ),
     ],
-    output: Annotated[str, typer.Option(metavar="Z", help="The column to predict.")],
+    output: Annotated[str, typer.Option(metavar="Z", help="The column that the model predicts.")],
     inputs: Annotated[
-        str | None, optional("The columns to predict from: by default, all others.", metavar="X,Y")
+        str | None, optional("The columns that it predicts from. By default, all other columns.", metavar="X,Y")
     ] = None,
     standardise: Annotated[
-        bool, typer.Option("--standardise", help="Scale the inputs to mean 0 and variance 1 first.")
+        bool, typer.Option("--standardise", help="Scale every input column to mean 0 and variance 1 before the fit.")
     ] = False,
-    alpha: Annotated[float | None, optional("The penalty.", metavar="A")] = None,
+    alpha: Annotated[
+        float | None,
+        optional("The weight of the penalty, for ridge, lasso, elastic-net, poisson and kernel-ridge.", metavar="A"),
+    ] = None,
     l1_ratio: Annotated[
-        float | None, optional("The share of l1 in the penalty, for elastic-net.", metavar="SHARE")
+        float | None,
+        optional("The share of the l1 norm in the penalty, from 0 to 1, for elastic-net.", metavar="SHARE"),
     ] = None,
-    C: Annotated[float | None, optional("The inverse of the penalty, for logistic.", "--c", metavar="C")] = None,
+    C: Annotated[
+        float | None, optional("The inverse of the weight of the penalty, for logistic.", "--c", metavar="C")
+    ] = None,
     gamma: Annotated[
-        float | None, optional("The gamma of the kernel e^(-gamma d²) of two points at distance d.", metavar="G")
+        float | None,
+        optional("The factor gamma of the kernel exp(-gamma·d²) of two points at distance d.", metavar="G"),
     ] = None,
-    n_neighbors: Annotated[int | None, optional("The number of neighbours.", "--neighbors", metavar="N")] = None,
-    method: Annotated[str | None, one_of("The method of gradient descent", METHODS, default=False)] = None,
+    n_neighbors: Annotated[
+        int | None, optional("The number of neighbours, for neighbors.", "--neighbors", metavar="N")
+    ] = None,
+    method: Annotated[
+        str | None, one_of("The kind of steps, which decides the number of layers", ("newton", *METHODS), default=False)
+    ] = None,
     learning_rate: Annotated[
-        float | None, optional("The step size of the method plain, for ridge.", metavar="R")
+        float | None,
+        optional("The step size of --method plain, for ridge. By default it follows from the data.", metavar="R"),
     ] = None,
     tol: Annotated[
-        float | None, optional("Stop when the error is below this share of the first error.", metavar="T")
+        float | None, optional("The fit stops when its error is below this share of the first error.", metavar="T")
     ] = None,
-    max_iter: Annotated[int | None, optional("The maximum number of steps.", metavar="N")] = None,
+    max_iter: Annotated[
+        int | None, optional("The maximum number of steps. A step takes one or more attention layers.", metavar="N")
+    ] = None,
     heads: Annotated[
-        int | None, optional("The number of pairs of heads in a gradient layer.", "--head-pairs", metavar="N")
+        int | None,
+        optional(
+            "The number of pairs of heads in a gradient layer. More pairs make a gradient more exact.",
+            "--head-pairs",
+            metavar="N",
+        ),
     ] = None,
-    max_rows: Annotated[int | None, optional("The maximum number of rows in the prompt.", metavar="N")] = None,
+    max_rows: Annotated[
+        int | None,
+        optional("The maximum number of rows in the prompt. The program is built for that many.", metavar="N"),
+    ] = None,
     plot: Annotated[
-        Path | None, optional("Draw the loss per step into this file: .svg, .pdf or .png.", metavar="FILE")
+        Path | None, optional("Draw the loss after every step into this file: .svg, .pdf or .png.", metavar="FILE")
+    ] = None,
+    out: Annotated[
+        Path | None, optional("Write the attention program with its certificate to this folder.", metavar="DIR")
     ] = None,
     json_output: Json = False,
 ) -> None:
-    """Fit a model on a table by attention layers, and show its coefficients beside those of scikit-learn."""
+    """Fit a model on a table by attention, and show its coefficients beside those of scikit-learn.
+
+    The rows of the table are the tokens of a prompt. Attention layers compute the steps of a method on them.
+
+    Nothing is trained. The output has the size of the program, its bound if one is proved, and the loss by step.
+    """
     if model not in MODELS:
         raise InputError(f"there is no model {model!r:.60}; there are {', '.join(MODELS)}")
     options = {option for _, known in MODELS.values() for option in known}
@@ -111,6 +143,8 @@ def icl_command(
         from attnc.plots.drawing import check_picture
 
         check_picture(plot)
+    if out is not None and (reason := why_not_writable(out, IN_CONTEXT)):
+        raise InputError(f"cannot save to {str(out)!r}: {reason}")
     with progress_bar("reading the table") as progress:
         X, y, columns = read_examples(csv, output, inputs, with_labels=model == "logistic")
         if standardise:
@@ -123,6 +157,9 @@ def icl_command(
 
             progress("drawing", 0.0)
             plot_loss(report["model"], plot)
+        if out is not None:
+            report["model"].save(out)
+            report["out"] = str(out)
     if json_output:
         print_json({key: value for key, value in report.items() if key != "model"})
     else:
@@ -192,7 +229,7 @@ def _theirs(name: str, fitted: Any, X: np.ndarray, y: np.ndarray) -> Any:
 def _sizes(fitted: Any) -> dict[str, Any]:
     from attnc.incontext.progress import Objective, loss_path
 
-    program = fitted.program_
+    program = fitted.program_.program
     distinct = {id(part): layer.num_parameters for layer in program.all_layers for part in [_stored(layer)]}
     sizes: dict[str, Any] = {
         "layers": len(program.all_layers),
@@ -265,6 +302,8 @@ def _print(report: dict[str, Any]) -> None:
         losses = [point["loss"] for point in report["loss"]]
         curve = f"{sparkline(losses)}  {losses[0]:.6g} → {losses[-1]:.6g}, {plural(report['steps'], 'step')}"
         facts.append(("loss per layer", curve))
+    if "out" in report:
+        facts.append(("written to", one_line(report["out"])))
     lines = [Text.assemble((f"{title}: ", "cyan"), text) for title, text in facts]
     lines += [Text(f"warning: {one_line(message)}", "yellow") for message in report["warnings"]]
     print_parts(*lines)

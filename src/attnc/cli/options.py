@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from attnc.cli.output import Volume, set_volume
-from attnc.constructions.construction import CRITERIA
+from attnc.constructions.construction import CRITERIA, SMOOTH
 from attnc.errors import ExpressionError, FileError, InputError
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 
@@ -289,4 +289,4 @@ def read_counts(text: str) -> tuple[int, ...] | int:
 
 def read_norm(text: str) -> float | str:
     """Read "inf", or a number for an L_p norm."""
-    return text if text == "inf" else read_number(text, f"--norm {text}", "inf or a number p ≥ 1")
+    return text if text in ("inf", SMOOTH) else read_number(text, f"--norm {text}", "inf or a number p ≥ 1")

@@ -111,14 +111,15 @@ def _read(
         raise too_long
     if any(len(line) > MAX_LINE for line in io.StringIO(text, newline="")):
         raise FileError(f"{path}: a line has more than {MAX_LINE:,} characters; leave columns out")
-    delimiter = _delimiter(text, wanted)
+    first = next((line for line in io.StringIO(text, newline="") if line.strip()), "")
+    delimiter = delimiter_of(first, wanted)
     rows = _rows(path, text, delimiter)
     _, header = next(rows, (1, list[str]()))
     if not header:
         raise InputError(f"{path}: the file is empty; its first line must name the columns")
     header = [cell.strip() for cell in header]
     names = (*wanted, *(name for name in header if with_others and name not in wanted))
-    columns = [_column(path, name, header) for name in names]
+    columns = [column_of(path, name, header) for name in names]
     numbers, lines = list[list[float]](), list[int]()
     for line, cells in rows:
         if len(lines) == MAX_ROWS:
@@ -128,12 +129,12 @@ def _read(
                 f"{path}, line {line}: {plural(len(cells), 'cell')}, but the header names {len(header)} columns"
             )
         where = f"{path}, line {line}, column"
-        first = list[float]()
+        label = list[float]()
         if labels is not None:
             labels.append(_label(cells[columns[0]], f"{where} {header[columns[0]]!r}"))
-            first = [float(labels[-1]) if NUMBER.fullmatch(labels[-1]) else math.nan]
-        others = (_number(cells[i], f"{where} {header[i]!r}", delimiter) for i in columns[len(first) :])
-        numbers.append([*first, *others])
+            label = [float(labels[-1]) if NUMBER.fullmatch(labels[-1]) else math.nan]
+        others = (number_in(cells[i], f"{where} {header[i]!r}", delimiter) for i in columns[len(label) :])
+        numbers.append([*label, *others])
         lines.append(line)
     if not lines:
         raise InputError(f"{path}: there is no row below the header")
@@ -171,9 +172,8 @@ def read_text(path: Path, max_bytes: int, remedy: str) -> str:
         ) from None
 
 
-def _delimiter(text: str, wanted: Sequence[str]) -> str:
-    """Return the delimiter with which the header has the most wanted columns, then the most columns."""
-    first = next((line for line in io.StringIO(text, newline="") if line.strip()), "")
+def delimiter_of(first: str, wanted: Sequence[str]) -> str:
+    """Return the delimiter with which the first line has the most wanted columns, then the most columns."""
 
     def found(delimiter: str) -> tuple[int, int]:
         try:
@@ -200,7 +200,7 @@ def _rows(path: Path, text: str, delimiter: str) -> Iterator[tuple[int, list[str
             yield start, cells
 
 
-def _column(path: Path, name: str, header: list[str]) -> int:
+def column_of(path: Path | str, name: str, header: list[str]) -> int:
     if header.count(name) == 1:
         return header.index(name)
     if name in header:
@@ -211,7 +211,7 @@ def _column(path: Path, name: str, header: list[str]) -> int:
     raise InputError(f"{path}: there is no column {name!r}; the header names {known}")
 
 
-def _number(cell: str, where: str, delimiter: str) -> float:
+def number_in(cell: str, where: str, delimiter: str) -> float:
     text = cell.strip()
     if not text:
         raise InputError(f"{where}: the cell is empty; fill it in, or leave the row out")

@@ -38,6 +38,8 @@ MAX_STEP_ANCHORS = 1024
 the square of their number."""
 CRITERIA = ("multiply_adds", "anchors", "parameters", "layers")
 """The fields of an Estimate by which `auto` may compare constructions."""
+SMOOTH = "C1"
+"""The norm of values and of all partial derivatives: the largest errors of both, each with an eps of its own."""
 LEAST_MAGNITUDE = {"float32": 2.0**-100, "float64": 2.0**-996}
 """Least magnitude of a variable. Below 2^−126, or 2^−1022, numbers lose digits, so factors ≥ 2^−26 are safe."""
 
@@ -48,7 +50,7 @@ def exponent(norm: Any) -> float:
         return math.inf
     is_number = isinstance(norm, numbers.Real) and not isinstance(norm, bool)
     if not is_number or not norm >= 1:
-        raise InputError(f"norm must be 'inf' or a number p ≥ 1, found {norm!r}")
+        raise InputError(f"norm must be 'inf' or a number p ≥ 1, or {SMOOTH!r} for attnc.compile; found {norm!r}")
     return float(norm)
 
 
@@ -74,6 +76,8 @@ class Request:
         A second dtype in which the network is certified.
     seconds : float
         The time limit of `attnc.compile`. The function of a theorem has none.
+    gradient_eps : float, optional
+        The largest error allowed in a partial derivative; None if gradients are not bounded.
     progress : callable, optional
         Called with the current step and the fraction of it that is done.
     points_per_axis, beta, num_step_anchors, margin
@@ -108,10 +112,12 @@ class Request:
     criterion: str = "multiply_adds"
     also: str | None = None
     seconds: float = math.inf
+    gradient_eps: float | None = None
 
     def __post_init__(self) -> None:
         limit = None if self.seconds == math.inf else self.seconds
-        for name, number in (("eps", self.eps), ("beta", self.beta), ("seconds", limit)):
+        limits = ("eps", self.eps), ("beta", self.beta), ("seconds", limit), ("gradient_eps", self.gradient_eps)
+        for name, number in limits:
             if number is not None:
                 positive_number(name, number)
         if not isinstance(self.dtype, str) or self.dtype not in UNIT_ROUNDOFF:

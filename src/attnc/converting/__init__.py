@@ -156,9 +156,9 @@ def mlp_network(
     return mlp.mlp_network(module, box, eps, progress)
 
 
-def need_torch() -> None:
+def need_torch(what: str = "converting needs") -> None:
     """Raise MissingExtra, with the command to install it, if torch cannot be imported."""
     try:
         import torch  # noqa: F401
     except ImportError as error:
-        raise MissingExtra("converting needs", "torch", "torch", error) from error
+        raise MissingExtra(what, "torch", "torch", error) from error

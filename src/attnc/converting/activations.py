@@ -49,7 +49,7 @@ SELU = (("scale", SELU_SCALE), ("alpha", SELU_ALPHA))
 
 
 @dataclass(frozen=True)
-class Activation:
+class KnownActivation:
     """An elementwise function: the name of a gate and its parameters in a fixed order, ("elu", (("alpha", 1.0),))."""
 
     name: str
@@ -78,7 +78,7 @@ class Solved:
     is x times the head: only hard-swish.
     """
 
-    activation: Activation
+    activation: KnownActivation
     keys: SoftHead[np.ndarray]
     error: float
     method: str  # "closed form" or "proof"
@@ -98,7 +98,7 @@ class Solved:
         assert self.sign is not None
         sides = np.array([-1.0, 1.0])
         keys = SoftHead.of_one_variable(self.sign * sides, np.zeros(2), sides)
-        return Solved(Activation("tanh"), keys, 0.0, "closed form", self.dtypes, self.sign)
+        return Solved(KnownActivation("tanh"), keys, 0.0, "closed form", self.dtypes, self.sign)
 
     def as_one_head(self) -> Solved:
         """Return the activation as one head, for programs, which have no product of a head with its query."""
@@ -144,7 +144,7 @@ TEXTS: dict[str, Callable[..., str]] = {
 
 
 @functools.lru_cache(maxsize=512)
-def solve(activation: Activation, eps: float, dtypes: tuple[str, ...], *, is_one_head: bool = False) -> Solved:
+def solve(activation: KnownActivation, eps: float, dtypes: tuple[str, ...], *, is_one_head: bool = False) -> Solved:
     """Return the cheapest keys whose proved error is ≤ eps in exact arithmetic, after rounding to each of the dtypes.
 
     Keys that take one exponential are cheapest, even if there are more of them. If none suffices, the fewest keys are.
@@ -159,7 +159,7 @@ def solve(activation: Activation, eps: float, dtypes: tuple[str, ...], *, is_one
     return _solved(activation, eps, dtypes, is_one_head=True)
 
 
-def _solved(activation: Activation, eps: float, dtypes: tuple[str, ...], *, is_one_head: bool) -> Solved:
+def _solved(activation: KnownActivation, eps: float, dtypes: tuple[str, ...], *, is_one_head: bool) -> Solved:
     def attempt(asked: float, failed: Sequence[Solved]) -> Solved | None:
         try:
             gate = activation.gate(asked, is_one_head=is_one_head)
@@ -179,7 +179,7 @@ def _solved(activation: Activation, eps: float, dtypes: tuple[str, ...], *, is_o
     )
 
 
-def _proved(activation: Activation, gate: Gate, dtypes: tuple[str, ...], eps: float) -> Solved:
+def _proved(activation: KnownActivation, gate: Gate, dtypes: tuple[str, ...], eps: float) -> Solved:
     """Prove the keys of a gate. Those of softsign are its second layer, with inputs from 0 to SOFTSIGN_RANGE."""
     errors, method = list[float](), "closed form"
     proved_on = domain = ALL_REALS

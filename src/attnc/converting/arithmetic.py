@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from attnc.constructions.fitting.gate import Gate, line_gate
-from attnc.converting.activations import Activation, exact_number
+from attnc.converting.activations import KnownActivation, exact_number
 from attnc.errors import AttncError
 from attnc.numerics.intervals import Interval
 from attnc.targets.expressions.expression import Expression
@@ -92,15 +92,15 @@ def combined(name: str, u: Tree, v: Tree) -> Tree | None:
 def logarithm(u: Tree) -> Tree:
     """log u. The logarithms of 1 + e^v and σ(v) are softplus(v) and −softplus(−v), whose tails have rules."""
     match u:
-        case ("call", Activation(name="sigmoid"), v):
-            return ("neg", ("call", Activation("softplus", (("beta", 1.0),)), ("neg", v)))
+        case ("call", KnownActivation(name="sigmoid"), v):
+            return ("neg", ("call", KnownActivation("softplus", (("beta", 1.0),)), ("neg", v)))
         case ("add", ("number", 1.0), ("exp", v)) | ("add", ("exp", v), ("number", 1.0)):
-            return ("call", Activation("softplus", (("beta", 1.0),)), v)
+            return ("call", KnownActivation("softplus", (("beta", 1.0),)), v)
     return ("log", u)
 
 
 def extreme(name: str, u: Tree, v: Tree) -> Tree | None:
-    """The maximum or minimum. Of two affine functions that meet at 0, or differ by x − c, it is one of two pieces."""
+    """The maximum or minimum: for affine functions that meet at 0, or differ by x − c, one of two pieces."""
     if "step" in (u[0], v[0]):
         return None
     first, second = affine(u), affine(v)
@@ -196,7 +196,7 @@ class Form:
 
 
 @dataclass(frozen=True)
-class Written(Activation):
+class Written(KnownActivation):
     """An activation that is written as arithmetic: p·f(s·x + t) + q + r·x, with f the activation of this name.
 
     `texts` is the expression of the code in each dtype. The keys are proved against it.
@@ -373,7 +373,7 @@ def _guess_ramp(f: Function) -> Written | None:
         return None
     for base in ("silu", "softplus", "gelu", "gelu_tanh", "mish", "quick_gelu"):
         parameters = (("beta", 1.0),) if base == "softplus" else ()
-        of_base = _values(Activation(base, parameters))
+        of_base = _values(KnownActivation(base, parameters))
 
         def fitted(s: float, of_base: Function = of_base) -> tuple[float, float, float, float, float]:
             p = (right - left) / s
@@ -446,7 +446,7 @@ def _guess_sigmoid(f: Function) -> Written | None:
         p = (high - low) / span
         s = slope / (p * steepest)
         q = low if base == "sigmoid" else middle
-        of_base = _values(Activation(base))
+        of_base = _values(KnownActivation(base))
         x = at + np.linspace(-3, 3, 61) / max(abs(s), 1e-6)
         y = f(x)
 
@@ -468,7 +468,7 @@ def _guess_softsign(f: Function) -> Written | None:
     return Written("softsign") if _is_same(f, lambda x: np.asarray(x) / (1 + np.abs(x))) else None
 
 
-def _values(activation: Activation) -> Function:
+def _values(activation: KnownActivation) -> Function:
     expression = Expression.parse(activation.expression("float64"))
     return lambda x: expression(np.asarray(x, np.float64).reshape(-1, 1))[:, 0]
 

@@ -86,7 +86,7 @@ class Share:
 
 @dataclass(eq=False)
 class Known:
-    """What is known of a tensor. `bound` returns an upper bound of its entries, or None; it is computed if needed."""
+    """Properties of a tensor. `bound` returns an upper bound of its entries, or None; it is computed if needed."""
 
     bound: Callable[[], float | None] = lambda: None
     shares: dict[int, Share] = field(default_factory=dict)  # id of an entry of the report → how often its error counts

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from attnc.constructions.built import Progress
 from attnc.converting import measuring
-from attnc.converting.activations import Activation
+from attnc.converting.activations import KnownActivation
 from attnc.converting.arithmetic import Written
 from attnc.converting.intercepting import HOLDER
 from attnc.converting.model_folder import (
@@ -132,7 +132,7 @@ def load_converted(path: PathLike) -> nn.Module:
     config = read_json(os.path.join(folder, CONFIG))
     found = config.get("attnc")
     if not isinstance(found, dict):
-        raise FileError(f"cannot load {folder!r}: its {CONFIG} does not say that it is a converted model ({FORMAT!r})")
+        raise FileError(f"cannot load {folder!r}: its {CONFIG} is not that of a converted model ({FORMAT!r})")
     require_format(found.get("format"), FORMAT, f"cannot load {folder!r}: its {CONFIG}")
     facts = read_json(os.path.join(folder, REPORT))
     hashes = facts.get("sha256")
@@ -169,10 +169,10 @@ def _made_by_runs(converted: nn.Module, facts: dict[str, Any]) -> None:
         if entry["found"] == "function":
             owner = converted.get_submodule(str(entry["name"]).rpartition(".")[0])
             if entry.get("written") is not None:
-                activation: Activation = Written.from_json(entry["written"])
+                activation: KnownActivation = Written.from_json(entry["written"])
             else:
                 parameters = tuple((str(name), float(value)) for name, value in entry["parameters"])
-                activation = Activation(str(entry["activation"]).partition("(")[0], parameters)
+                activation = KnownActivation(str(entry["activation"]).partition("(")[0], parameters)
             getattr(owner, HOLDER).gate(activation, (str(entry["dtype"]),))
 
 

@@ -40,7 +40,7 @@ keeps its source in memory."""
 
 
 class Holder(Protocol):
-    """What computes the calls of a module."""
+    """The attention modules that compute the calls of a module."""
 
     notes_forms: bool
 

@@ -225,7 +225,7 @@ KEPT = {
 
 @dataclass
 class Fact:
-    """What is known of a tensor: the operators that it comes from, and whether a reduction made it."""
+    """The origin of a tensor: the operators that it comes from, and whether a reduction made it."""
 
     number: int
     is_reduced: bool = False
@@ -301,7 +301,7 @@ class Inventory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return isinstance(x, Tensor) and bool(self.facts_of(x))
 
     def facts_of(self, tensor: Tensor) -> list[Fact]:
-        """Return what is known of a tensor, and of the last result that was written into its memory."""
+        """Return the origins of a tensor, and of the last result that was written into its memory."""
         found = (self.facts.get(tensor), self.written.get(_memory(tensor)) if self.written else None)
         return [fact for fact in found if fact is not None]
 

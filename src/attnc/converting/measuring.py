@@ -197,7 +197,7 @@ class _Double(TorchFunctionMode):
             return function(*args, **(options or {}))  # attributes, and assignments
         if spelled in ("grouped_mm", "_grouped_mm"):
             return _grouped_product(*args, **(options or {}))
-        first = args[:1] if spelled.endswith("_") else ()  # what an in-place function changes
+        first = args[:1] if spelled.endswith("_") else ()  # the tensor that an in-place function changes
         return function(
             *first,
             *(self.widened(part) for part in args[len(first) :]),

@@ -1,6 +1,6 @@
 """An MLP, or one feed-forward block, as a Program: Affine → Attention → Affine, with hidden units as tokens.
 
-Unit j with p keys is p tokens. Token (j, k) carries key (a_k, c_k) and value v_k + u_k·z_j. Token (j, 0) also carries
+Unit j with p keys is p tokens. Token (j, k) carries key (a_k, c_k) and value v_k + V_k·z_j. Token (j, 0) also carries
 the query (z_j, 1), and the result is read there. A mask lets unit j see only its own keys.
 """
 
@@ -18,7 +18,7 @@ from torch import nn
 
 from attnc.certifying import certify
 from attnc.constructions.built import Built, Progress
-from attnc.converting.activations import Activation, Solved, exact_number, key_arrays
+from attnc.converting.activations import KnownActivation, Solved, exact_number, key_arrays
 from attnc.converting.measuring import numbers
 from attnc.converting.modules import DTYPES, HALVES, AttentionActivation, AttentionPReLU, AttentionSoftsign
 from attnc.converting.walking import convert_module
@@ -175,7 +175,7 @@ def expression_target(stages: Sequence[Stage], box: Box) -> ExpressionTarget | N
     for row, constant, carried in zip(first.W, first.b, first.carried, strict=True):
         given = first.solved.activation
         if given.name == "prelu":
-            given = Activation("leaky_relu", (("slope", float(carried[0])),))
+            given = KnownActivation("leaky_relu", (("slope", float(carried[0])),))
         affine = " + ".join(f"{exact_number(w)}*{name}" for w, name in zip(row, box.names, strict=True))
         argument = f"({affine} + {exact_number(constant)})"
         outputs.append("(" + re.sub(r"\bx\b", argument, given.expression(first.solved.dtypes[0])) + ")")

@@ -1,11 +1,12 @@
 """Activations as attention, for torch: every element is a query over a few constant keys.
 
-    y = Σ_k w_k(x)(v_k + u_k·x),   w = softmax over k of (a_k·x + c_k)
+    y = Σ_k w_k(x)(v_k + V_k·x),   w = softmax over k of (a_k·x + c_k)
 
-There are three ways to compute this, from the same stored keys:
+There are four ways to compute this, from the same stored keys:
 
 - on the CPU with numba, compiled loops that take one exponential per element if the keys allow it (`evaluation`);
-- otherwise torch's own softmax over the keys, in blocks of elements;
+- on the CPU without numba, torch functions with one exponential or two, in blocks of elements (`plain`);
+- otherwise torch's own softmax over the keys;
 - while torch traces, compiles or exports, or under torch.func, one expression of torch functions without branches.
 
 No kernel of an activation runs, forwards or backwards.
@@ -23,9 +24,9 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
 
-from attnc.converting import kernels
+from attnc.converting import kernels, plain
 from attnc.converting.activations import Solved, key_arrays
-from attnc.converting.evaluation import evaluation_of, evaluation_text
+from attnc.converting.evaluation import Evaluation, evaluation_of, evaluation_text
 from attnc.converting.kernels import ActivationLoops
 from attnc.converting.report import Replaced
 from attnc.errors import InputError
@@ -60,9 +61,13 @@ def weights_of(x: Tensor, slopes: Tensor, offsets: Tensor, scale: float) -> Tens
 
     x·scale is kept finite. A score is then finite, because |slope| ≤ scale, and one key has all the weight there.
     """
+    return torch.softmax(bounded(x, scale).unsqueeze(-1) * (slopes / scale) + offsets, -1)
+
+
+def bounded(x: Tensor, scale: float) -> Tensor:
+    """Return x·scale, with the largest finite number in place of infinity. NaN stays NaN."""
     most = torch.finfo(x.dtype).max
-    bounded = torch.nan_to_num(x * scale, nan=math.nan, posinf=most, neginf=-most)
-    return torch.softmax(bounded.unsqueeze(-1) * (slopes / scale) + offsets, -1)
+    return torch.nan_to_num(x * scale, nan=math.nan, posinf=most, neginf=-most)
 
 
 def expression(x: Tensor, keys: Keys, scale: float, is_product: bool = False) -> Tensor:
@@ -74,7 +79,7 @@ def expression(x: Tensor, keys: Keys, scale: float, is_product: bool = False) ->
     weights = weights_of(x, slopes, offsets, scale)
     constant = (weights * values).sum(-1)  # NaN for NaN
     y = constant + without_nan((weights * carried).sum(-1) * x)
-    return without_nan(x * y) + 0 * constant if is_product else y
+    return torch.where(torch.isnan(x), x, without_nan(x * y)) if is_product else y
 
 
 def without_nan(product: Tensor) -> Tensor:
@@ -82,17 +87,22 @@ def without_nan(product: Tensor) -> Tensor:
     return torch.nan_to_num(product, nan=0.0, posinf=math.inf, neginf=-math.inf)
 
 
-def exported(x: Tensor, keys: Keys, is_product: bool = False) -> Tensor:
-    """Return the attention as MatMul, Add and Softmax, and Mul for keys that carry x. Infinite x give NaN."""
+def exported(x: Tensor, keys: Keys, scale: float, is_product: bool = False) -> Tensor:
+    """Return the same attention with matrix products, for ONNX files.
+
+    MatMul, Add and Softmax compute it. Mul multiplies by x where keys carry x, and by the scale. IsNaN, IsInf, Where
+    and comparisons, which `nan_to_num` becomes, are for infinite x: without them 0·∞ and ∞ − ∞ would be NaN.
+    """
     slopes, offsets, values, carried = keys
-    weights = torch.softmax(torch.matmul(x.unsqueeze(-1), slopes.unsqueeze(0)) + offsets, -1)
+    scores = torch.matmul(bounded(x, scale).unsqueeze(-1), (slopes / scale).unsqueeze(0)) + offsets
+    weights = torch.softmax(scores, -1)
     y = torch.matmul(weights, values)
-    y = y + torch.matmul(weights, carried) * x
-    return x * y if is_product else y
+    y = y + without_nan(torch.matmul(weights, carried) * x)
+    return torch.where(torch.isnan(x), x, without_nan(x * y)) if is_product else y
 
 
 def slope_expression(x: Tensor, keys: Keys, scale: float, is_product: bool = False) -> Tensor:
-    """Return y′ = Σ w_k·u_k + Σ w_k(a_k − Σ w_j·a_j)·y_k, with y_k = v_k + u_k·x."""
+    """Return y′ = Σ w_k·V_k + Σ w_k(a_k − Σ w_j·a_j)·y_k, with y_k = v_k + V_k·x."""
     slopes, offsets, values, carried = keys
     reach = math.sqrt(torch.finfo(x.dtype).max)
     x = torch.nan_to_num(x, nan=math.nan, posinf=reach, neginf=-reach)
@@ -101,6 +111,24 @@ def slope_expression(x: Tensor, keys: Keys, scale: float, is_product: bool = Fal
     mean = (weights * each).sum(-1, keepdim=True)
     slope = (weights * carried).sum(-1) + (weights * slopes * (each - mean)).sum(-1)
     return mean.squeeze(-1) + x * slope if is_product else slope
+
+
+def by_keys(x: Tensor, keys: Keys, is_product: bool) -> Tensor:
+    """Return the attention of finite queries. The keys are the first axis, where torch's softmax is fast on CPUs."""
+    slopes, offsets, values, carried = keys
+    weights = torch.softmax(torch.addcmul(offsets[:, None], slopes[:, None], x), 0)
+    y = (weights * carried[:, None]).sum(0).mul_(x) if bool(carried.any()) else torch.zeros_like(x)
+    y = y.add_((weights * values[:, None]).sum(0)) if bool(values.any()) else y
+    return y.mul_(x) if is_product else y
+
+
+def by_keys_slope(x: Tensor, keys: Keys, is_product: bool) -> Tensor:
+    slopes, offsets, values, carried = (key[:, None] for key in keys)
+    weights = torch.softmax(torch.addcmul(offsets, slopes, x), 0)
+    each = torch.addcmul(values, carried, x)
+    mean = (weights * each).sum(0)
+    slope = (weights * torch.addcmul(carried, slopes, each.sub_(mean))).sum(0)
+    return slope.mul_(x).add_(mean) if is_product else slope
 
 
 def in_blocks(run: Callable[[Tensor], Tensor], x: Tensor, num_keys: int) -> Tensor:
@@ -115,25 +143,54 @@ def in_blocks(run: Callable[[Tensor], Tensor], x: Tensor, num_keys: int) -> Tens
     return out
 
 
+def or_limits(fast: Callable[[Tensor], Tensor], limits: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Return `fast`, and `limits` for blocks with infinite numbers or NaN. Only eager code runs it."""
+
+    def run(x: Tensor) -> Tensor:
+        y = fast(x)
+        return y if torch.isfinite(y.sum()) else limits(x)
+
+    return run
+
+
 class Attend(torch.autograd.Function):
     """Attention of flat queries over constant keys, block by block. Backward recomputes the weights."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, keys: Keys, scale: float, is_product: bool) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, keys: Keys, scale: float, is_product: bool, evaluation: Evaluation | None
+    ) -> Tensor:
         ctx.save_for_backward(x, *keys)
-        ctx.others = scale, is_product
-        return in_blocks(lambda x: expression(x, keys, scale, is_product), x, len(keys[0]))
+        ctx.others = scale, is_product, evaluation
+
+        def limits(x: Tensor) -> Tensor:
+            return expression(x, keys, scale, is_product)
+
+        if evaluation is None:
+            return in_blocks(limits, x, len(keys[0]))
+        if evaluation.num_plain_exponentials is not None:
+            return plain.run(evaluation, keys, is_product, x, limits)
+        return in_blocks(or_limits(lambda x: by_keys(x, keys, is_product), limits), x, len(keys[0]))
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        x, *keys = ctx.saved_tensors
-        scale, is_product = ctx.others
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
+        x, *stored = ctx.saved_tensors
+        scale, is_product, evaluation = ctx.others
+        keys: Keys = tuple(stored)
 
-        def run(x: Tensor) -> Tensor:
-            return slope_expression(x, tuple(keys), scale, is_product)
+        def limits(x: Tensor) -> Tensor:
+            return slope_expression(x, keys, scale, is_product)
 
-        is_whole = torch.is_grad_enabled() or not is_eager(grads[0])
-        return grads[0] * (run(x) if is_whole else in_blocks(run, x, len(keys[0]))), None, None, None
+        if torch.is_grad_enabled() or not is_eager(grads[0]):
+            found = grads[0] * limits(x)
+        elif evaluation is None:
+            found = grads[0] * in_blocks(limits, x, len(keys[0]))
+        elif evaluation.num_plain_exponentials is not None:
+            found = plain.run_backward(evaluation, keys, is_product, x, grads[0], limits)
+        else:
+            run = or_limits(lambda x: by_keys_slope(x, keys, is_product), limits)
+            found = grads[0] * in_blocks(run, x, len(keys[0]))
+        return found, None, None, None, None
 
 
 # --- compiled loops ---------------------------------------------------------------------------------------------------
@@ -197,10 +254,11 @@ class FusedAttend(torch.autograd.Function):
 
 
 class PreparedKeys:
-    """The compiled loops of a gate by dtype, each with the keys it was made of. Copies of a gate begin without any."""
+    """How a gate is evaluated, by dtype, with the keys it was made of. Copies of a gate begin without any."""
 
     def __init__(self) -> None:
-        self.made: dict[torch.dtype, tuple[bytes, ActivationLoops]] = {}
+        self.made: dict[torch.dtype, tuple[bytes, Evaluation]] = {}
+        self.loops: dict[torch.dtype, tuple[Evaluation, ActivationLoops]] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PreparedKeys:
         return PreparedKeys()
@@ -208,15 +266,24 @@ class PreparedKeys:
     def __reduce__(self) -> tuple[type[PreparedKeys], tuple[()]]:
         return PreparedKeys, ()
 
-    def get(self, gate: AttentionActivation, dtype: torch.dtype) -> ActivationLoops:
-        """Return the loops for the keys as they are stored now."""
+    def evaluation(self, gate: AttentionActivation, dtype: torch.dtype) -> Evaluation:
+        """Return the evaluation of the keys as they are stored now."""
         stored = [gate._buffers[name] for name in KEY_TENSORS]
         content = b"".join([ctypes.string_at(k.data_ptr(), 8 * k.numel()) for k in stored])  # type: ignore[union-attr]
         found = self.made.get(dtype)
         if found is None or found[0] != content:
             keys = {name: getattr(gate, name).numpy() for name in KEY_TENSORS}
-            evaluation = evaluation_of(keys, DTYPES[dtype], is_product=gate.solved.is_product)
-            found = self.made[dtype] = content, ActivationLoops(evaluation, DTYPES[dtype])
+            found = self.made[dtype] = (
+                content,
+                evaluation_of(keys, DTYPES[dtype], is_product=gate.solved.is_product),
+            )
+        return found[1]
+
+    def get(self, gate: AttentionActivation, dtype: torch.dtype) -> ActivationLoops:
+        """Return the compiled loops for the keys as they are stored now."""
+        evaluation, found = self.evaluation(gate, dtype), self.loops.get(dtype)
+        if found is None or found[0] is not evaluation:
+            found = self.loops[dtype] = evaluation, ActivationLoops(evaluation, DTYPES[dtype])
         return found[1]
 
 
@@ -301,9 +368,12 @@ class AttentionActivation(nn.Module):
             return y
         keys = self.keys(x)
         if torch.onnx.is_in_onnx_export():
-            return exported(x, keys, is_product)
+            return exported(x, keys, self.scale, is_product)
         if is_eager(x) and not any(key.requires_grad for key in keys):
-            return Attend.apply(x.reshape(-1), keys, self.scale, is_product).reshape(x.shape)  # type: ignore[no-untyped-call]
+            is_constant = x.is_cpu and "slopes" in self._buffers and self.slopes.is_cpu
+            evaluation = self.prepared.evaluation(self, x.dtype) if is_constant else None
+            flat: Tensor = Attend.apply(x.reshape(-1), keys, self.scale, is_product, evaluation)  # type: ignore[no-untyped-call]
+            return flat.reshape(x.shape)
         return expression(x, keys, self.scale, is_product)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> AttentionActivation:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from attnc.constructions.fitting.gate import ROUNDED_UP, W, power_of_two
-from attnc.converting.activations import Activation, Solved
+from attnc.converting.activations import KnownActivation, Solved
 from attnc.converting.modules import AttentionActivation, compute_dtype
 from attnc.errors import positive_number
 from attnc.ir.soft_head import SoftHead
@@ -23,7 +23,7 @@ def maximum_keys(eps: float, dtypes: tuple[str, ...]) -> Solved:
     """Return the two keys. Their slopes are powers of two, which every dtype stores exactly."""
     beta = power_of_two(W / positive_number("eps", eps) * ROUNDED_UP)
     keys = SoftHead.of_one_variable(np.array([0.0, beta]), np.zeros(2), np.array([0.0, 1.0]))
-    return Solved(Activation("maximum"), keys, W / beta * ROUNDED_UP, "closed form", dtypes, 1.0)
+    return Solved(KnownActivation("maximum"), keys, W / beta * ROUNDED_UP, "closed form", dtypes, 1.0)
 
 
 class AttentionMaximum(nn.Module):

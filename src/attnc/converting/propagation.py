@@ -60,7 +60,7 @@ COMPARISONS = (ModelComparison(True, False), ModelComparison(True, True), ModelC
 
 @dataclass(frozen=True, eq=False)
 class Reached:
-    """What the network reaches at one place, for all inputs of the box: values, and gaps for each of COMPARISONS."""
+    """The values at one place of the network for all inputs of the box, and the gaps for each of COMPARISONS."""
 
     values: AffineVectors
     within: Interval  # the values lie here too

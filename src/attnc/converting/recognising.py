@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attnc.converting.activations import Activation
+from attnc.converting.activations import KnownActivation
 
 LARGEST_JUMP = 1e-8
 """The largest jump of a softplus that is converted. torch's softplus is x beyond a threshold, and jumps there. With the
@@ -32,19 +32,19 @@ class ActivationCall:
     """
 
     input: Any
-    activation: Activation | None
+    activation: KnownActivation | None
     inplace: bool = False
     gate_dim: int | None = None
     reason: str = ""
     weight: Any = None  # of prelu
 
 
-Reading = Activation | str | None
+Reading = KnownActivation | str | None
 """An activation, the reason why attention cannot compute it, or None if the arguments make it something else."""
 
 
-def _made(name: str, **parameters: float) -> Activation:
-    return Activation(name, tuple((parameter, float(value)) for parameter, value in parameters.items()))
+def _made(name: str, **parameters: float) -> KnownActivation:
+    return KnownActivation(name, tuple((parameter, float(value)) for parameter, value in parameters.items()))
 
 
 def _leaky_relu(negative_slope: float = 0.01) -> Reading:
@@ -72,7 +72,7 @@ def _softshrink(lambd: float = 0.5) -> Reading:
 
 def _threshold(threshold: float = 0.0, value: float = 0.0) -> Reading:
     if threshold == 0 == value:
-        return Activation("relu")
+        return KnownActivation("relu")
     return f"threshold({threshold:g}, {value:g}) jumps; attention is continuous"
 
 
@@ -88,17 +88,17 @@ def clamped(min: Any = None, max: Any = None) -> Reading:
     hi = math.inf if max is None or max >= HUGE else float(max)
     if hi == math.inf:
         if lo == 0:
-            return Activation("relu")
+            return KnownActivation("relu")
         return None if lo == -math.inf or 0 < lo <= GUARD else _made("clamp_min", lo=lo)
     if lo == -math.inf:
         return _made("clamp_max", hi=hi)
     if (lo, hi) == (0.0, 6.0):
-        return Activation("relu6")
+        return KnownActivation("relu6")
     return _made("hardtanh", lo=lo, hi=hi) if lo < hi else None
 
 
 def _plain(name: str) -> Callable[[], Reading]:
-    return lambda: Activation(name)
+    return lambda: KnownActivation(name)
 
 
 WITHOUT_PARAMETERS = (
@@ -119,13 +119,13 @@ READERS: dict[str, Callable[..., Reading]] = {
     "clamp_max": lambda max=None: clamped(None, max),
     "absolute": _plain("abs"),
     "arctan": _plain("atan"),
-    "prelu": lambda weight=None: Activation("prelu"),
-    "gelu": lambda approximate="none": Activation("gelu_tanh" if approximate == "tanh" else "gelu"),
+    "prelu": lambda weight=None: KnownActivation("prelu"),
+    "gelu": lambda approximate="none": KnownActivation("gelu_tanh" if approximate == "tanh" else "gelu"),
     "softplus": _softplus,
     "softshrink": _softshrink,
     "hardshrink": lambda lambd=0.5: "hardshrink jumps; attention is continuous",
     "threshold": _threshold,
-    "glu": lambda dim=-1: Activation("sigmoid"),
+    "glu": lambda dim=-1: KnownActivation("sigmoid"),
 }
 """torch's name of a function → the reader of its parameters. A reader takes them by torch's names and in torch's order,
 without the first (`input`) and the last (`inplace`). torch's modules have attributes of the same names."""
@@ -182,7 +182,7 @@ def read_module(module: nn.Module) -> ActivationCall | None:
     """Return the activation that a module computes, or None if it is not an activation."""
     kind = type(module)
     if kind.__module__ in LIBRARIES and kind.__name__ in LIBRARY:
-        return ActivationCall(None, Activation(LIBRARY[kind.__name__]))
+        return ActivationCall(None, KnownActivation(LIBRARY[kind.__name__]))
     base = next((base for base in kind.__mro__ if base in MODULES), None)
     if base is None or kind.forward is not base.forward:
         return None

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from attnc.constructions.fitting.gate import ROUNDED_UP, power_of_two
 from attnc.converting import measuring
-from attnc.converting.activations import Activation, Solved, solve
+from attnc.converting.activations import KnownActivation, Solved, solve
 from attnc.converting.arithmetic import Written
 from attnc.converting.intercepting import (
     arithmetic_names,
@@ -121,9 +121,9 @@ class FunctionGates(nn.Module):
         self.path, self.walk, self.notes_forms = path, walk, notes_forms
         self.gates = nn.ModuleDict()
         self.pairs = nn.ModuleDict()  # the maxima of two tensors, by the name of their gate
-        self.names: dict[Activation, tuple[str, ...]] = {}  # the names of the gates
+        self.names: dict[KnownActivation, tuple[str, ...]] = {}  # the names of the gates
         self.largest_jump = 1.0  # of |1 − weight|, over the calls of prelu
-        self.refused: set[Activation] = set()  # arithmetic that is no activation with a proof
+        self.refused: set[KnownActivation] = set()  # arithmetic that is no activation with a proof
 
     def answer(self, call: ActivationCall, x: Tensor) -> Tensor | None:
         """Return the result of a call, or None if the framework's own function should run."""
@@ -157,8 +157,8 @@ class FunctionGates(nn.Module):
             return None
         if all(isinstance(part, nn.Parameter) for part in (x, y)):
             return None
-        gate = self.gate(Activation("maximum"), (DTYPES[torch.promote_types(x.dtype, y.dtype)],))
-        (name_of_gate,) = (key for key in self.names[Activation("maximum")] if self.gates[key] is gate)
+        gate = self.gate(KnownActivation("maximum"), (DTYPES[torch.promote_types(x.dtype, y.dtype)],))
+        (name_of_gate,) = (key for key in self.names[KnownActivation("maximum")] if self.gates[key] is gate)
         if name_of_gate not in self.pairs:
             self.pairs[name_of_gate] = AttentionMaximum(gate)
         made: Tensor = self.pairs[name_of_gate](x, y, name)
@@ -169,9 +169,9 @@ class FunctionGates(nn.Module):
         if not torch.compiler.is_compiling():
             jump = float((1 - weight.detach().double()).abs().max()) * ROUNDED_UP
             self.largest_jump = max(self.largest_jump, power_of_two(max(jump, 1.0)))
-        return self.gate(Activation("prelu", (("jump", self.largest_jump),)), (dtype,))
+        return self.gate(KnownActivation("prelu", (("jump", self.largest_jump),)), (dtype,))
 
-    def gate(self, activation: Activation, dtypes: tuple[str, ...]) -> AttentionActivation:
+    def gate(self, activation: KnownActivation, dtypes: tuple[str, ...]) -> AttentionActivation:
         """Return the gate of an activation. It is made if there is none whose keys are proved in these dtypes."""
         for name in self.names.get(activation, ()):
             gate = self.gates[name]
@@ -226,7 +226,8 @@ class _Conversion:
             return None
         if activations_of(module) is not None:
             return recurrent(
-                module, lambda name: self.made(Activation(name), self.dtypes, _joined(path, f"gates.{name}"), "module")
+                module,
+                lambda name: self.made(KnownActivation(name), self.dtypes, _joined(path, f"gates.{name}"), "module"),
             )
         if isinstance(module, nn.RNNBase | nn.RNNCellBase):
             self.leave(path, kind, "its activations run inside one fused kernel, and it has a forward of its own")
@@ -240,7 +241,7 @@ class _Conversion:
         made = self.made(activation, self.dtypes, path, "module", inplace=call.inplace)
         return made if call.gate_dim is None else AttentionGLU(made, call.gate_dim)
 
-    def convertible(self, call: ActivationCall | None, path: str, what: str) -> Activation | None:
+    def convertible(self, call: ActivationCall | None, path: str, what: str) -> KnownActivation | None:
         """Return the activation of a call. If it cannot be converted, list it in the report and return None."""
         if call is not None and call.activation is None:
             self.leave(path, what, call.reason)
@@ -248,7 +249,7 @@ class _Conversion:
 
     def made(
         self,
-        activation: Activation,
+        activation: KnownActivation,
         dtypes: tuple[str, ...],
         path: str,
         found: str,
@@ -259,7 +260,7 @@ class _Conversion:
             solved = maximum_keys(self.report.eps, dtypes)
         elif activation.name == "prelu":
             ((_, jump),) = activation.parameters
-            relu = self._solved(Activation("relu"), dtypes, path, self.report.eps / jump)
+            relu = self._solved(KnownActivation("relu"), dtypes, path, self.report.eps / jump)
             gate = self._recorded(AttentionActivation(relu, device=self.device), path, found)
             assert gate.entry is not None
             gate.entry.activation, gate.entry.parameters = "prelu", activation.parameters
@@ -270,7 +271,9 @@ class _Conversion:
         kind = AttentionSoftsign if solved.sign is not None else AttentionActivation
         return self._recorded(kind(solved, inplace=inplace, device=self.device), path, found)
 
-    def _solved(self, activation: Activation, dtypes: tuple[str, ...], path: str, eps: float | None = None) -> Solved:
+    def _solved(
+        self, activation: KnownActivation, dtypes: tuple[str, ...], path: str, eps: float | None = None
+    ) -> Solved:
         eps = self.report.eps if eps is None else eps
         try:
             return solve(activation, eps, dtypes)
@@ -287,10 +290,13 @@ class _Conversion:
         weight = module.weight
         assert isinstance(weight, nn.Parameter)
         jump = float((1 - weight.detach().double()).abs().max()) * ROUNDED_UP
-        relu = self._solved(Activation("relu"), self.dtypes, path, self.report.eps / max(jump, 1.0))
+        relu = self._solved(KnownActivation("relu"), self.dtypes, path, self.report.eps / max(jump, 1.0))
         lipschitz = max(1.0, float(weight.detach().double().abs().max()))
         solved = dataclasses.replace(
-            relu, activation=Activation("prelu"), error=relu.error * max(jump, 1.0) * ROUNDED_UP, lipschitz=lipschitz
+            relu,
+            activation=KnownActivation("prelu"),
+            error=relu.error * max(jump, 1.0) * ROUNDED_UP,
+            lipschitz=lipschitz,
         )
         return self._recorded(AttentionPReLU(solved, weight), path, "module")
 

@@ -9,6 +9,9 @@ errors are below 1.2 ulp. Certificates allow ENGINE_ULPS.
 `power_of_two` is for powers of one exponential. With n = round(ρx), it is 2^n·2^r, where r = ρx − n is rounded once,
 or twice in float32, where ρ is a sum of two numbers. 2^r = 1 + r·q(r) has a relative error of 8.5e-18 in float64 and
 5.1e-9 in float32 besides rounding. `powers.EXPONENTIAL_ERROR` is a bound for both.
+
+`rough_power_of_two` has one number for ρ, and in float32 a polynomial of degree 5 with a relative error of 9.4e-8. So
+its exponent is off by 2^−24·|ρx| or twice that, and its result by ROUGH_POWER_ERROR unit roundoffs besides.
 """
 
 from __future__ import annotations
@@ -54,6 +57,11 @@ ROUNDER_32, ONE_32 = np.float32(_rounder(24)), np.float32(1)
     *(np.float32(0.009618082557277852), np.float32(0.0013390863364671234), np.float32(0.0001545316294512069)),
 )
 """The coefficients of (2^r − 1)/r in float32."""
+(R0, R1, R2, R3, R4) = (
+    *(np.float32(0.6931470036506653), np.float32(0.24022246897220612), np.float32(0.0555071085691452)),
+    *(np.float32(0.009671292267739773), np.float32(0.0013269525952637196)),
+)
+"""Fewer coefficients of (2^r − 1)/r in float32, such that the largest relative error of 1 + r·(…) is least."""
 
 
 def _fma(context: Any, a: Any, b: Any, c: Any) -> Any:
@@ -66,6 +74,24 @@ def _fma(context: Any, a: Any, b: Any, c: Any) -> Any:
 
 
 fma: Any = intrinsic(_fma)
+
+
+def _borrowed(context: Any, array: Any) -> Any:
+    """Return the same array without its counter of references. The caller keeps the array for as long as it is used.
+
+    Each view of an array moves that counter, and such a step waits for all stores before it: 4 ns and more.
+    """
+
+    def made(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        view = context.make_array(array)(context, builder, value=arguments[0])
+        view.meminfo = view.meminfo.type(None)
+        view.parent = view.parent.type(None)
+        return view._getvalue()
+
+    return array(array), made
+
+
+borrowed: Any = intrinsic(_borrowed)
 
 
 def exponential(x: Any) -> Any:
@@ -120,6 +146,31 @@ def _power_of_two(x: Any, rate: Any, low: Any) -> Any:
     return of_float32 if x == types.float32 else of_float64
 
 
+def rough_power_of_two(x: Any, rate: Any) -> Any:
+    """Return 2^(rate·x) with a few rounding errors more than `power_of_two`. The result must be a normal number."""
+    raise NotImplementedError("this is for compiled code only")
+
+
+@overload(rough_power_of_two, jit_options={"error_model": "numpy", "fastmath": CONTRACT}, inline="never")  # type: ignore[untyped-decorator, unused-ignore]
+def _rough_power_of_two(x: Any, rate: Any) -> Any:
+    def of_float64(x: Any, rate: Any) -> Any:
+        shifted = x * rate + ROUNDER_64
+        r = x * rate - (shifted - ROUNDER_64)
+        q = ((((A10 * r + A9) * r + A8) * r + A7) * r + A6) * r + A5
+        p = (((((q * r + A4) * r + A3) * r + A2) * r + A1) * r + A0) * r + 1.0
+        bits = np.float64(p).view(np.int64) + (np.float64(shifted).view(np.int64) << 52)
+        return np.int64(bits).view(np.float64)
+
+    def of_float32(x: Any, rate: Any) -> Any:
+        shifted = x * rate + ROUNDER_32
+        r = x * rate - (shifted - ROUNDER_32)
+        p = ((((R4 * r + R3) * r + R2) * r + R1) * r + R0) * r + ONE_32
+        bits = np.int32(np.float32(p).view(np.int32) + np.int32(np.float32(shifted).view(np.int32) << np.int32(23)))
+        return np.int32(bits).view(np.float32)
+
+    return of_float32 if x == types.float32 else of_float64
+
+
 def kept(function: Any, fastmath: bool | set[str] = False) -> Any:
     """Compile a function. Keep the result on disk if there is a writable folder for it."""
     try:
@@ -128,9 +179,9 @@ def kept(function: Any, fastmath: bool | set[str] = False) -> Any:
         return inlined(function, fastmath)
 
 
-def inlined(function: Any, fastmath: bool | set[str] = False) -> Any:
-    """Compile a function that compiled functions call."""
-    return njit(function, nogil=True, error_model="numpy", fastmath=fastmath)
+def inlined(function: Any, fastmath: bool | set[str] = False, inline: Any = "never") -> Any:
+    """Compile a function that compiled functions call. LLVM inlines it, or numba before that with `inline="always"`."""
+    return njit(function, nogil=True, error_model="numpy", fastmath=fastmath, inline=inline)
 
 
 def _each(x: Any, found: Any) -> None:

@@ -13,7 +13,7 @@ steps turns the rows of the variables into those of the outputs:
 
 Numpy runs the steps, or one compiled function (`fused_numba`), which is the same for all networks. Scores are computed
 as in the other engines, the largest is subtracted, and sums over keys are those of `ir.summing`. Where the weights of a
-SIMPLE_HEAD are powers of one exponential, `powers` says how they are computed. So the bounds of `ir.rounding` hold as
+SIMPLE_HEAD are powers of one exponential, `powers` computes them. So the bounds of `ir.rounding` hold as
 they are. Only stored tensors are read, by way of the normal form.
 """
 
@@ -118,7 +118,7 @@ class Fused:
         return None if given is None else cls(given)
 
     def without_caches(self) -> Fused:
-        """Return the same without what was made for its runs."""
+        """Return the same without the compiled tables of its runs."""
         return Fused(self._given)
 
     @property
@@ -134,7 +134,7 @@ class Fused:
         return len(self._given.outputs)
 
     def run(self, num_points: int, is_compiled: bool) -> RunBlock | None:
-        """Return what runs parts of a batch of this many points: compiled loops, or numpy.
+        """Return the evaluator of parts of a batch of this size: compiled loops, or numpy.
 
         Return None if the stages are faster one by one, because in numpy each instruction takes some time.
         """

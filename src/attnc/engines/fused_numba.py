@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from attnc.engines.exponential_numba import CONTRACT, exponential, fma, inlined, kept, power_of_two
+from attnc.engines.exponential_numba import CONTRACT, borrowed, exponential, fma, inlined, kept, power_of_two
 from attnc.engines.fused import AFFINE, HEAD, MOVING, PAIR, PRODUCT, SIMPLE_HEAD, SOFTMAX, Instructions, RunBlock
 from attnc.engines.fusing import QUOTIENT, flattened, fuse, points_per_block
 from attnc.ir.rounding import NEGLIGIBLE
@@ -18,7 +18,7 @@ from attnc.ir.summing import BLOCK, MOST_KEYS
 
 SINGLE_LEVEL = {"float32": BLOCK, "float64": MOST_KEYS}
 """The number of keys that are added up in any order."""
-ONE, TWO, THREE, FOUR = np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4)
+ONE, TWO, THREE = np.uint64(1), np.uint64(2), np.uint64(3)
 
 
 def compiled(given: Instructions) -> RunBlock:
@@ -33,28 +33,31 @@ def compiled(given: Instructions) -> RunBlock:
     table, rows, numbers = flattened(steps)
     most_scores = max((step.num_keys for step in steps if step.kind in (HEAD, MOVING, SOFTMAX)), default=0)
     block = points_per_block((num_rows + most_scores + 8) * dtype.itemsize)
+    most_levels = num_levels(given.most_keys, SINGLE_LEVEL[str(dtype)])
+    num_work = num_rows + most_scores + 3 * most_levels + 2
     arguments = (
         *(table, rows, numbers.astype(dtype), np.array(outputs, np.int64)),
         np.array([step.writes[0] for step in constants], np.int64),
         np.array([step.numbers[0][0] for step in constants], dtype),
-        *(num_rows, given.most_keys, most_scores, block),
+        *(num_rows, most_levels, most_scores, block),
         *(dtype.type(NEGLIGIBLE[str(dtype)]), SINGLE_LEVEL[str(dtype)]),
     )
 
     def run(u: np.ndarray, out: np.ndarray, least: np.ndarray, most: np.ndarray) -> bool:
         # Arrays of another order, or read-only ones, would be another type, for which the loops were compiled anew.
-        return bool(_run(u if u.flags.carray else u.copy(), *arguments, least, most, out))
+        work = np.empty((num_work, min(block, len(u))), dtype)
+        return bool(_run(u if u.flags.carray else u.copy(), *arguments, work, least, most, out))
 
     return run
 
 
-def _add_scaled(row: Any, factor: Any, read: Any, points: Any) -> None:
+def add_scaled(row: Any, factor: Any, read: Any, points: Any) -> None:
     """Set row ← row + factor·read. Products are rounded, so that they overflow as in other engines."""
     for b in range(points):
         row[b] += factor * read[b]
 
 
-def _affine(state: Any, own: Any, rows: Any, at: Any, numbers: Any, first: Any, terms: Any, points: Any) -> None:
+def affine(state: Any, own: Any, rows: Any, at: Any, numbers: Any, first: Any, terms: Any, points: Any) -> None:
     """Set a row to constant + Σ factor·row, one term after the other."""
     row, constant = _row(state, own, rows[at + terms]), numbers[first]
     read, factor = state[rows[at]], numbers[first + 1]
@@ -66,7 +69,7 @@ def _affine(state: Any, own: Any, rows: Any, at: Any, numbers: Any, first: Any, 
     for b in range(points):
         row[b] = (factor * read[b] + constant) + other * second[b]
     for i in range(2, terms):
-        _add_scaled(row, numbers[first + 1 + i], state[rows[at + i]], points)
+        add_scaled(row, numbers[first + 1 + i], state[rows[at + i]], points)
 
 
 def _row(state: Any, own: Any, number: Any) -> Any:
@@ -74,13 +77,13 @@ def _row(state: Any, own: Any, number: Any) -> Any:
     return own if number == len(state) else state[number]
 
 
-def _add_product(row: Any, read: Any, factors: Any, points: Any) -> None:
+def add_product(row: Any, read: Any, factors: Any, points: Any) -> None:
     """Set row ← row + factors·read, with rounded products."""
     for b in range(points):
         row[b] += factors[b] * read[b]
 
 
-def _product(row: Any, read: Any, factors: Any, points: Any) -> None:
+def multiply(row: Any, read: Any, factors: Any, points: Any) -> None:
     """Set row ← factors·read."""
     for b in range(points):
         row[b] = factors[b] * read[b]
@@ -96,12 +99,12 @@ def _scaled(row: Any, factor: Any, read: Any, points: Any) -> None:
         row[b] = factor * read[b]
 
 
-def _divided(row: Any, sums: Any, total: Any, points: Any) -> None:
+def divide(row: Any, sums: Any, total: Any, points: Any) -> None:
     for b in range(points):
         row[b] = sums[b] / total[b]
 
 
-def _num_levels(keys: Any, single_level: Any) -> Any:
+def num_levels(keys: Any, single_level: Any) -> Any:
     """Return the number of levels of a sum over keys."""
     levels = 1
     while keys > single_level:
@@ -109,7 +112,7 @@ def _num_levels(keys: Any, single_level: Any) -> Any:
     return levels
 
 
-def _carry(sums: Any, levels: Any, count: Any, points: Any) -> None:
+def carry(sums: Any, levels: Any, count: Any, points: Any) -> None:
     """Add full blocks of terms to the next level, where `count` terms were added up."""
     level = 0
     while level < levels - 1 and count % BLOCK == 0:
@@ -120,7 +123,7 @@ def _carry(sums: Any, levels: Any, count: Any, points: Any) -> None:
         level, count = level + 1, count // BLOCK
 
 
-def _summed(sums: Any, levels: Any, points: Any) -> None:
+def summed(sums: Any, levels: Any, points: Any) -> None:
     """Add up all levels into the last one."""
     for level in range(levels - 1):
         this, above = sums[level], sums[level + 1]
@@ -129,7 +132,7 @@ def _summed(sums: Any, levels: Any, points: Any) -> None:
             this[b] = 0.0
 
 
-def _top(scores: Any, keys: Any, points: Any, top: Any) -> None:
+def find_top(scores: Any, keys: Any, points: Any, top: Any) -> None:
     """Set top to the largest score of each point, and to NaN if a score is NaN."""
     for b in range(points):
         top[b] = scores[0, b]
@@ -156,15 +159,15 @@ def _top_of_one(read: Any, numbers: Any, offset: Any, slope: Any, keys: Any, poi
             top[b] = first if first > top[b] else top[b]
 
 
-def _clear(sums: Any, levels: Any, points: Any) -> None:
+def clear(sums: Any, levels: Any, points: Any) -> None:
     for level in range(levels):
         for b in range(points):
             sums[level, b] = 0.0
 
 
-def _weights(scores: Any, keys: Any, top: Any, negligible: Any, points: Any, levels: Any, totals: Any) -> None:
+def weigh(scores: Any, keys: Any, top: Any, negligible: Any, points: Any, levels: Any, totals: Any) -> None:
     """Replace scores by exponentials. The last level of the totals holds their sum."""
-    _clear(totals, levels, points)
+    clear(totals, levels, points)
     total = totals[0]
     for b in range(points):
         total[b] = top[b] - top[b]  # NaN if there is no largest score
@@ -175,8 +178,8 @@ def _weights(scores: Any, keys: Any, top: Any, negligible: Any, points: Any, lev
             weight = exponential(behind if behind > negligible else negligible)
             row[b] = weight
             total[b] += weight
-        _carry(totals, levels, k + 1, points)
-    _summed(totals, levels, points)
+        carry(totals, levels, k + 1, points)
+    summed(totals, levels, points)
 
 
 def _weights_of_one(
@@ -199,9 +202,9 @@ def _weights_of_one(
 
     `others` is for the last column of values. Four keys are taken at a time, so that sums stay in registers.
     """
-    _clear(totals, levels, points)
-    _clear(sums, levels, points)
-    _clear(others, levels, points)
+    clear(totals, levels, points)
+    clear(sums, levels, points)
+    clear(others, levels, points)
     total, mixed, other = totals[0], sums[0], others[0]
     for b in range(points):
         total[b] = top[b] - top[b]  # NaN if there is no largest score
@@ -226,9 +229,9 @@ def _weights_of_one(
             total[b] += (first + second) + (third + fourth)
             mixed[b] += (first * vk + second * vi) + (third * vj + fourth * vm)
             other[b] += (first * wk + second * wi) + (third * wj + fourth * wm)
-        _carry(totals, levels, k + 4, points)
-        _carry(sums, levels, k + 4, points)
-        _carry(others, levels, k + 4, points)
+        carry(totals, levels, k + 4, points)
+        carry(sums, levels, k + 4, points)
+        carry(others, levels, k + 4, points)
     for k in range(whole, keys):
         a, c = numbers[slope + k], numbers[offset + k]
         v, w = numbers[value + k * columns], numbers[value + k * columns + last]
@@ -238,9 +241,9 @@ def _weights_of_one(
             total[b] += weight
             mixed[b] += weight * v
             other[b] += weight * w
-    _summed(totals, levels, points)
-    _summed(sums, levels, points)
-    _summed(others, levels, points)
+    summed(totals, levels, points)
+    summed(sums, levels, points)
+    summed(others, levels, points)
 
 
 def _pair(
@@ -263,7 +266,10 @@ def _pair(
         behind = -abs(first - second)
         weight = exponential(behind if behind > negligible else negligible)
         total = weight + ((first - first) + (second - second) + 1)  # NaN if a score is not finite
-        larger, smaller = (one[b], other[b]) if first >= second else (other[b], one[b])
+        # Both values are read first. A choice between reads would not be vectorised.
+        one_value, other_value, is_first = one[b], other[b], first >= second
+        larger = one_value if is_first else other_value
+        smaller = other_value if is_first else one_value
         row[b] = (smaller * weight + larger) / total * factors[b] + addends[b]
 
 
@@ -357,43 +363,39 @@ def _quotient(read: Any, factors: Any, addends: Any, row: Any, numbers: Any, at:
     return _four_chains(read, factors, addends, row, start, weights, products)
 
 
-def _read_points(given: Any, least: Any, most: Any, state: Any) -> Any:
+def read_points(given: Any, least: Any, most: Any, state: Any) -> Any:
     """Set the first rows to the variables of some points. Return whether all are from `least` to `most`.
 
     Unsigned indices cannot count from the end of an array. So loops with steps are vectorised, if the compiler sees the
     step.
     """
     points, width, flat = np.uint64(len(given)), np.uint64(given.shape[1]), given.reshape(-1)
+    inside = 0
     if width == 2:
         row, second = state[0], state[1]
+        (low, other), (high, above) = _two(least, 0), _two(most, 0)
         for b in range(points):
-            row[b], second[b] = flat[TWO * b], flat[TWO * b + ONE]
+            x, y = flat[TWO * b], flat[TWO * b + ONE]
+            row[b], second[b] = x, y
+            inside += (x >= low) & (x <= high) & (y >= other) & (y <= above)
     elif width == 3:
         row, second, third = state[0], state[1], state[2]
+        (low, other, last), (high, above, top) = _three(least, 0), _three(most, 0)
         for b in range(points):
-            row[b], second[b], third[b] = flat[THREE * b], flat[THREE * b + ONE], flat[THREE * b + TWO]
-    elif width == 4:
-        row, second, third, fourth = state[0], state[1], state[2], state[3]
-        for b in range(points):
-            row[b], second[b] = flat[FOUR * b], flat[FOUR * b + ONE]
-            third[b], fourth[b] = flat[FOUR * b + TWO], flat[FOUR * b + THREE]
+            x, y, z = flat[THREE * b], flat[THREE * b + ONE], flat[THREE * b + TWO]
+            row[b], second[b], third[b] = x, y, z
+            inside += (x >= low) & (x <= high) & (y >= other) & (y <= above) & (z >= last) & (z <= top)
     else:
+        are_inside = True
         for i in range(width):
-            row = state[i]
+            row, low, high, inside = state[i], least[i], most[i], 0
             for b in range(points):
-                row[b] = flat[width * b + i]
-    is_inside = True
-    for i in range(width):
-        is_inside &= _is_between(state[i], least[i], most[i], len(given))
-    return is_inside
-
-
-def _is_between(row: Any, least: Any, most: Any, points: Any) -> Any:
-    """Return whether all numbers are from least to most. NaN is not."""
-    inside = 0
-    for b in range(points):
-        inside += (row[b] >= least) & (row[b] <= most)
-    return inside == points
+                x = flat[width * b + i]
+                row[b] = x
+                inside += (x >= low) & (x <= high)
+            are_inside &= inside == len(given)
+        return are_inside
+    return inside == len(given)
 
 
 def _write_outputs(state: Any, outputs: Any, out: Any) -> None:
@@ -404,56 +406,55 @@ def _write_outputs(state: Any, outputs: Any, out: Any) -> None:
             flat[width * b + i] = row[b]
 
 
-def _mixed(weights: Any, keys: Any, values: Any, start: Any, step: Any, points: Any, levels: Any, sums: Any) -> None:
+def mix(weights: Any, keys: Any, values: Any, start: Any, step: Any, points: Any, levels: Any, sums: Any) -> None:
     """Set the last level of the sums to Σ weights[k]·values[start + k·step]."""
-    _clear(sums, levels, points)
+    clear(sums, levels, points)
     mixed = sums[0]
     for k in range(keys):
         row, value = weights[k], values[start + k * step]
         for b in range(points):
             mixed[b] += row[b] * value
-        _carry(sums, levels, k + 1, points)
-    _summed(sums, levels, points)
+        carry(sums, levels, k + 1, points)
+    summed(sums, levels, points)
 
 
-def _moving_mixed(
+def moving_mix(
     weights: Any, keys: Any, state: Any, rows: Any, start: Any, step: Any, points: Any, levels: Any, sums: Any
 ) -> None:
     """Set the last level of the sums to Σ weights[k]·state[rows[start + k·step]]."""
-    _clear(sums, levels, points)
+    clear(sums, levels, points)
     mixed = sums[0]
     for k in range(keys):
         row, value = weights[k], state[rows[start + k * step]]
         for b in range(points):
             mixed[b] += row[b] * value[b]
-        _carry(sums, levels, k + 1, points)
-    _summed(sums, levels, points)
+        carry(sums, levels, k + 1, points)
+    summed(sums, levels, points)
 
 
-def _constant_scores(
+def score_key(
     state: Any, rows: Any, at: Any, queries: Any, numbers: Any, offset: Any, slope: Any, points: Any, score: Any
 ) -> None:
     """Set the scores of a key: numbers[offset] + Σ_j numbers[slope + j]·query_j."""
     for b in range(points):
         score[b] = numbers[offset]
     for j in range(queries):
-        _add_scaled(score, numbers[slope + j], state[rows[at + j]], points)
+        add_scaled(score, numbers[slope + j], state[rows[at + j]], points)
 
 
-_add_scaled = inlined(_add_scaled)
-_row, _add_product, _num_levels = inlined(_row), inlined(_add_product), inlined(_num_levels)
-_affine = inlined(_affine)
-_carry, _summed, _clear = inlined(_carry, CONTRACT), inlined(_summed, CONTRACT), inlined(_clear, CONTRACT)
-_constant_scores, _top = inlined(_constant_scores, CONTRACT), inlined(_top, CONTRACT)
-_weights, _mixed, _moving_mixed = (inlined(function, CONTRACT) for function in (_weights, _mixed, _moving_mixed))
+add_scaled = inlined(add_scaled)
+_row, add_product, num_levels = inlined(_row), inlined(add_product), inlined(num_levels)
+affine = inlined(affine)
+carry, summed, clear = inlined(carry, CONTRACT), inlined(summed, CONTRACT), inlined(clear, CONTRACT)
+score_key, find_top = inlined(score_key, CONTRACT), inlined(find_top, CONTRACT)
+weigh, mix, moving_mix = (inlined(function, CONTRACT) for function in (weigh, mix, moving_mix))
 _top_of_one, _weights_of_one = inlined(_top_of_one, CONTRACT), inlined(_weights_of_one, CONTRACT)
 _add, _scaled = inlined(_add), inlined(_scaled)
-_pair, _product, _divided = inlined(_pair, CONTRACT), inlined(_product), inlined(_divided)
+_pair, multiply, divide = inlined(_pair, CONTRACT), inlined(multiply), inlined(divide)
 _two, _three, _four = inlined(_two), inlined(_three), inlined(_four)
 _six, _eight, _chain = inlined(_six), inlined(_eight), inlined(_chain)
 _two_chains, _four_chains, _quotient = inlined(_two_chains), inlined(_four_chains), inlined(_quotient)
-_is_between = inlined(_is_between)
-_read_points, _write_outputs = inlined(_read_points), inlined(_write_outputs)
+read_points, _write_outputs = inlined(read_points), inlined(_write_outputs)
 
 
 def _run_blocks(
@@ -465,39 +466,43 @@ def _run_blocks(
     constant_rows: Any,
     constants: Any,
     num_rows: Any,
-    most_keys: Any,
+    most_levels: Any,
     most_scores: Any,
     block: Any,
     negligible: Any,
     single_level: Any,
+    work: Any,
     least: Any,
     most: Any,
     out: Any,
 ) -> Any:
-    """Set out to the outputs at the given points. Return whether all variables are from `least` to `most`."""
-    block = min(block, len(given))
-    state, scores = np.empty((num_rows, block), numbers.dtype), np.empty((most_scores, block), numbers.dtype)
-    most_levels, top = _num_levels(most_keys, single_level), np.empty(block, numbers.dtype)
-    totals, sums = np.empty((most_levels, block), numbers.dtype), np.empty((most_levels, block), numbers.dtype)
-    others, scaled = np.empty((most_levels, block), numbers.dtype), np.empty(block, numbers.dtype)
+    """Set out to the outputs at the given points. Return whether all variables are from `least` to `most`.
+
+    `work` has a row per row of the block, then those of scores, of sums on all levels, and two more.
+    """
+    given, table, rows, numbers = borrowed(given), borrowed(table), borrowed(rows), borrowed(numbers)
+    work, flat = borrowed(work), borrowed(out).reshape(-1)
+    state, scores, after = work[:num_rows], work[num_rows : num_rows + most_scores], num_rows + most_scores
+    totals, sums = work[after : after + most_levels], work[after + most_levels : after + 2 * most_levels]
+    others, top, scaled = work[after + 2 * most_levels : len(work) - 2], work[len(work) - 2], work[len(work) - 1]
     for i in range(len(constant_rows)):
         state[constant_rows[i], :] = constants[i]
-    is_inside, has_own, flat = True, len(outputs) == 1 and outputs[0] == num_rows, out.reshape(-1)
+    is_inside, has_own = True, len(outputs) == 1 and outputs[0] == num_rows
     for start in range(0, len(given), block):
         points = min(block, len(given) - start)
         own = flat[start : start + points] if has_own else top
-        is_inside &= _read_points(given[start : start + points], least, most, state)
+        is_inside &= read_points(given[start : start + points], least, most, state)
         for number in range(len(table)):
             kind, keys, queries, columns = table[number, 0], table[number, 1], table[number, 2], table[number, 3]
             length, at = table[number, 4], table[number, 5]
             first, second, third = table[number, 6], table[number, 7], table[number, 8]
-            levels = _num_levels(keys, single_level)
+            levels = num_levels(keys, single_level)
             total, mixed, other = totals[levels - 1], sums[levels - 1], others[levels - 1]
             if kind == AFFINE:
-                _affine(state, own, rows, at, numbers, first, columns, points)
+                affine(state, own, rows, at, numbers, first, columns, points)
             elif kind == PRODUCT:
                 row = _row(state, own, rows[at + columns])
-                _product(row, state[rows[at]], state[rows[at + 1]], points)
+                multiply(row, state[rows[at]], state[rows[at + 1]], points)
                 if columns == 3:
                     _add(row, state[rows[at + 2]], points)
             elif kind == QUOTIENT:
@@ -525,43 +530,41 @@ def _run_blocks(
                     *(read, numbers, first, second, third, keys, columns, top, negligible, points),
                     *(levels, totals, sums, others),
                 )
-                _divided(_row(state, own, rows[at + 1]), mixed, total, points)
+                divide(_row(state, own, rows[at + 1]), mixed, total, points)
                 if columns == 2:
-                    _divided(state[rows[at + 2]], other, total, points)
+                    divide(state[rows[at + 2]], other, total, points)
             elif kind == HEAD:
                 for k in range(keys):
-                    _constant_scores(
-                        state, rows, at, queries, numbers, first + k, second + k * queries, points, scores[k]
-                    )
-                _top(scores, keys, points, top)
-                _weights(scores, keys, top, negligible, points, levels, totals)
+                    score_key(state, rows, at, queries, numbers, first + k, second + k * queries, points, scores[k])
+                find_top(scores, keys, points, top)
+                weigh(scores, keys, top, negligible, points, levels, totals)
                 for column in range(columns):
-                    _mixed(scores, keys, numbers, third + column, columns, points, levels, sums)
-                    _divided(_row(state, own, rows[at + queries + column]), mixed, total, points)
+                    mix(scores, keys, numbers, third + column, columns, points, levels, sums)
+                    divide(_row(state, own, rows[at + queries + column]), mixed, total, points)
             elif kind == MOVING:
                 for k in range(keys):
                     score = scores[k]
                     for b in range(points):
                         score[b] = 0.0
                     for j in range(queries):
-                        _add_product(score, state[rows[at + j]], state[rows[at + (1 + k) * queries + j]], points)
-                _top(scores, keys, points, top)
-                _weights(scores, keys, top, negligible, points, levels, totals)
+                        add_product(score, state[rows[at + j]], state[rows[at + (1 + k) * queries + j]], points)
+                find_top(scores, keys, points, top)
+                weigh(scores, keys, top, negligible, points, levels, totals)
                 values = at + (1 + keys) * queries
                 for column in range(columns):
-                    _moving_mixed(scores, keys, state, rows, values + column, columns, points, levels, sums)
-                    _divided(_row(state, own, rows[values + keys * columns + column]), mixed, total, points)
+                    moving_mix(scores, keys, state, rows, values + column, columns, points, levels, sums)
+                    divide(_row(state, own, rows[values + keys * columns + column]), mixed, total, points)
             else:
                 for k in range(keys):
                     score, read = scores[k], state[rows[at + k]]
                     for b in range(points):
                         score[b] = read[b]
-                _top(scores, keys, points, top)
-                _weights(scores, keys, top, negligible, points, levels, totals)
+                find_top(scores, keys, points, top)
+                weigh(scores, keys, top, negligible, points, levels, totals)
                 for k in range(keys):
-                    _divided(_row(state, own, rows[at + keys + k]), scores[k], total, points)
+                    divide(_row(state, own, rows[at + keys + k]), scores[k], total, points)
         if not has_own:
-            _write_outputs(state, outputs, out[start : start + points])
+            _write_outputs(state, outputs, borrowed(out)[start : start + points])
     return is_inside
 
 

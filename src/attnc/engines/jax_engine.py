@@ -127,7 +127,7 @@ def _num_terms(step: Instruction) -> int:
 
 
 def _written_out(given: Instructions, u: Array) -> Array:
-    """Run the instructions, each on whole rows. `fused` says what they mean."""
+    """Run the instructions, each on whole rows. `fused` defines them."""
     state = {i: u[:, i] for i in range(given.num_inputs)}
     zero = jnp.zeros(len(u), given.dtype)
     for kind, reads, writes, numbers, keys, queries, powers in given.steps:

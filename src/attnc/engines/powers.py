@@ -39,6 +39,10 @@ from attnc.numerics.rounding import UNIT_ROUNDOFF
 EXPONENTIAL_ULPS = 1.25
 """The largest error of an exponential whose powers are weights, in ulp. The compiled one is within 1.2, numpy's within
 1 (`attnc doctor` measures both)."""
+ROUGH_POWER_ERROR = 6.0
+"""The largest relative error of `rough_power_of_two` besides that of its exponent, in unit roundoffs: 1.6 of the
+polynomial in float32, and rounding. The last sum adds 1, the last product 0.6, and the sums before it 1.2; without
+fused products each of the last two has a rounding more."""
 LOG2_E = Fraction("1.44269504088896340735992468100189213742664595415298593413545")
 """log₂ e with 60 digits: coefficients are rounded once."""
 POWER_OF_TWO = (

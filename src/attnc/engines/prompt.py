@@ -144,9 +144,10 @@ class _AttentionPlan:
     @classmethod
     def of(cls, layer: Attention, state: np.ndarray, memory: np.ndarray | None) -> _AttentionPlan:
         keyed = memory if layer.cross and memory is not None else state
-        shared: dict[tuple[int, int], list[Head]] = {}
+        shared: dict[tuple[int, ...], list[Head]] = {}
         for head in layer.heads:
-            shared.setdefault((id(head.mask), id(head.W_V)), []).append(head)
+            segments = () if head.mask is None else (id(head.mask.query_segments), id(head.mask.key_segments))
+            shared.setdefault((*segments, id(head.W_V)), []).append(head)
         families = (HeadFamily.of(heads, len(state), keyed, layer.cross) for heads in shared.values())
         return cls(layer, tuple(families))
 

@@ -127,7 +127,7 @@ class TorchNetwork(ProgramModule):
         """Return the outputs by compiled loops: (batch, outputs). None: a gradient, a tracer or a hook needs more."""
         if self._loops is None or torch.compiler.is_compiling() or u.shape[0] < FEWEST_POINTS or not u.shape[1]:
             return None
-        if torch.is_autocast_enabled("cpu") or _is_observed() or not is_plain(u.mT):
+        if torch.is_autocast_enabled("cpu") or is_observed() or not is_plain(u.mT):
             return None
         parts = _parts(self)
         return None if any(map(_is_watched, parts)) else self._loops(u, _stored(parts))
@@ -174,7 +174,7 @@ class _CompiledLoops:
         if not has_numba() or sum(each.numel() for each in stored) > MOST_COMPARED:
             return None
         loops = Fused.of(form, dtype)
-        return None if loops is None else cls(loops, sum(_num_scores(stage) for stage in form.stages), stored)
+        return None if loops is None else cls(loops, form.num_scores, stored)
 
     def __call__(self, u: Tensor, stored: list[Tensor]) -> Tensor | None:
         """Return the outputs, or None if a stored number has changed, or is not a plain number of a CPU."""
@@ -222,12 +222,7 @@ def _joined(stored: list[Tensor]) -> list[Tensor]:
     return [torch.cat(part) for part in parts if part]
 
 
-def _num_scores(stage: Any) -> int:
-    heads = stage.heads if isinstance(stage, AttentionStage) else ()
-    return sum(head.queries.shape[0] * head.keys.shape[0] for head in heads)
-
-
-def _is_observed() -> bool:
+def is_observed() -> bool:
     """Return whether a tracer, a mode, a transform of torch.func or a forward derivative watches operations."""
     modes = torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()
     return (
@@ -324,7 +319,9 @@ class _TorchForm(nn.Module):
             return self.constant[:, :, None]
         constant = self.constant.reshape(-1, 1)
         if self.is_dense:
-            moved = torch.addmm(constant, self.weight, u)
+            # An exported sum of a product is MatMul and Add, and not Gemm, which fewer runtimes have in float64.
+            is_exported = torch.onnx.is_in_onnx_export()
+            moved = self.weight @ u + constant if is_exported else torch.addmm(constant, self.weight, u)
         else:
             size = (self.shape[0] * self.shape[1], u.shape[0])
             linear = torch.sparse_coo_tensor(self.index, self.entries, size, is_coalesced=True, check_invariants=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Callable
 
 import numpy as np
 
@@ -50,11 +51,15 @@ class ProgramModule(nn.Module, abc.ABC):
         """Return the outputs (batch, outputs) for the variables (batch, variables)."""
 
     def forward(self, *inputs: Tensor) -> Tensor:
+        return self.within_limits(inputs, self._outputs)
+
+    def within_limits(self, inputs: tuple[Tensor, ...], run: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return the outputs by `run`, which takes the variables (batch, variables), moved to the limits."""
         if not torch.compiler.is_compiling():
             warn_of_fault()
         given = self._variables(inputs)
         u = given.clamp(self.least, self.most) if self.is_limited else given
-        out = self._outputs(u)
+        out = run(u)
         if self.is_nan_outside:
             is_moved = (given != u).any(dim=1, keepdim=True)  # a NaN differs from itself
             out = torch.where(is_moved, torch.nan, out)

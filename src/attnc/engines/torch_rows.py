@@ -67,7 +67,7 @@ def is_plain(u: Tensor, *others: Tensor) -> bool:
 
 
 class Prepared:
-    """What was made of some stored tensors. It is made anew if one of their numbers has changed."""
+    """A result of some stored tensors. It is computed anew if one of their numbers has changed."""
 
     def __init__(self) -> None:
         self._made: tuple[list[Tensor], object] | None = None

@@ -39,6 +39,7 @@ NETWORK = FolderKind(
 )
 STOCK_FAMILY = "attnc.stock/"
 STOCK = FolderKind("a stock checkpoint", STOCK_FAMILY, ("attnc", "format"), NETWORK.is_part)
+IN_CONTEXT = FolderKind("an in-context program", "attnc.incontext/", ("format",), NETWORK.is_part)
 MAX_CERTIFICATES = 3
 """The most certificates of a network: its own, and one for each of float32 and float64."""
 RESERVED = ("format", "program", "certificates")
@@ -80,7 +81,7 @@ def network_files(
 
 
 class SavedNetwork(NamedTuple):
-    """The content of a folder: what was given to `save_network`, and the SHA-256 of every file by its name."""
+    """The content of a folder: the arguments of `save_network`, and the SHA-256 of every file by its name."""
 
     program: Program
     config: dict[str, Any]
@@ -102,6 +103,7 @@ def load_network(path: PathLike, max_bytes: int = MAX_TENSOR_BYTES) -> SavedNetw
             f"cannot load {folder!r}: it is a stock checkpoint, which transformers loads. Its {CARD} shows how, and "
             "`attnc verify` proves its bound again."
         )
+    refuse_in_context(folder)
     require_format(config.get("format"), FORMAT, f"cannot load {folder!r}: its {CONFIG}")
     for key in RESERVED:
         if key not in config:
@@ -142,6 +144,15 @@ def require_folder(path: PathLike) -> str:
         problem = "is not a folder" if os.path.lexists(folder) else "does not exist"
         raise FileError(f"cannot load {folder!r}: it {problem}. A saved network is a folder with a {CONFIG} in it.")
     return folder
+
+
+def refuse_in_context(folder: str) -> None:
+    """Raise FileError if a folder is an in-context program, which is not a network."""
+    if IN_CONTEXT.includes(folder):
+        raise FileError(
+            f"{folder!r} is an in-context program, not a network. Load it by `attnc.incontext.load`. Its bound rests "
+            "on a theorem, which `attnc verify` does not prove again."
+        )
 
 
 def _read(folder: str, name: str, digests: dict[str, str]) -> dict[str, Any]:

@@ -128,6 +128,17 @@ def to_model(
     graph.node("Reshape", "output", last, graph.constant("output/shape", np.array([0, *program.output_shape])))
     shapes = zip([*names, "output"], [*program.input_shapes, program.output_shape], strict=True)
     *given, result = (helper.make_tensor_value_info(name, element, ["batch", *shape]) for name, shape in shapes)
+    return finished(graph, given, result, metadata, opset)
+
+
+def finished(
+    graph: Graph,
+    given: list[onnx.ValueInfoProto],
+    result: onnx.ValueInfoProto,
+    metadata: Mapping[str, str],
+    opset: int,
+) -> onnx.ModelProto:
+    """Return the model of a graph with these inputs and this output."""
     made = helper.make_graph(graph.nodes, "attnc", given, [result], graph.initializers)
     opsets = [helper.make_opsetid("", opset)]
     model = helper.make_model(made, opset_imports=opsets, ir_version=helper.find_min_ir_version_for(opsets))

@@ -73,7 +73,7 @@ class ResidualStream:
     positions: tuple[str, ...]
     blocks: tuple[StreamBlock, ...]
     embedding: Float[np.ndarray, "positions d_model"]
-    entering: csr_array  # (positions·d_model, inputs): what the inputs add to the embedding
+    entering: csr_array  # (positions·d_model, inputs): the part of the inputs in the embedding
     unembed: Float[np.ndarray, "d_model outputs"]
 
     @property
@@ -139,7 +139,7 @@ class _PlannedHead:
     queries: csr_array  # (d_k, stream channels)
     keys: Float[np.ndarray, "keys d_k"]
     values: Float[np.ndarray, "keys d_v"]
-    gains: csr_array  # (keys·d_v, stream channels): what the values carry
+    gains: csr_array  # (keys·d_v, stream channels): the values
     W_O: Float[np.ndarray, "d_v written"]
     written: list[int]  # stream channels
 
@@ -370,7 +370,7 @@ class _Builder:
         entering: list[tuple[int, int, int, float]],
         copies: _Copies,
     ) -> None:
-        """Embed what the values carry of constants and inputs, and plan copies of the rest."""
+        """Embed the constants and inputs that the values carry, and plan copies of the rest."""
         for number in np.flatnonzero(np.diff(head.gains.indptr)):
             key, column = divmod(int(number), head.values.shape[1])
             entries = slice(head.gains.indptr[number], head.gains.indptr[number + 1])

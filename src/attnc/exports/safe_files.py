@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from io import BufferedReader
+from io import BufferedReader, BufferedWriter
 from typing import Any
 
 import numpy as np
@@ -455,9 +455,20 @@ def _remove_former(old: str, given: str) -> None:
 
 def write_file_whole(target: str, content: bytes) -> None:
     """Write a file, whole or not at all, and replace an existing one."""
+    with writing_whole(target) as file:
+        file.write(content)
+
+
+@contextmanager
+def writing_whole(target: str) -> Iterator[BufferedWriter]:
+    """Open a new file. At the end of the block it takes the place of `target`. On an error it is deleted."""
     new = os.path.join(os.path.dirname(target), f".attnc-{secrets.token_hex(8)}.new")
+    if os.path.lexists(target) and not os.path.isfile(target):
+        raise FileError(f"cannot write {target!r}: it exists and is not a file. Choose another name.")
     try:
-        _write_file(new, content)
+        with open(new, "xb") as file:
+            yield file
+            _sync(file)
         os.replace(new, target)
     except OSError as error:
         raise FileError(f"cannot write {target!r}: {error.strerror or error}. Nothing was changed.") from error
@@ -498,8 +509,12 @@ def why_not_into(folder: str) -> str | None:
 def _write_file(path: str, content: bytes) -> None:
     with open(path, "xb") as file:
         file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+        _sync(file)
+
+
+def _sync(file: BufferedWriter) -> None:
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def _sync_directory(path: str) -> None:

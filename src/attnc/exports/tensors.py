@@ -17,6 +17,7 @@ from attnc.errors import FileError, ProgramError
 from attnc.exports.safe_files import MAX_RANK, MAX_STORED_ENTRIES, DType, Layout, require_expected
 from attnc.ir.layers import Affine, Attention, Head, Layer, Mask, Softmax
 from attnc.ir.program import Program
+from attnc.ir.repeats import NUMBERED, PARTS, Repeat, repeats
 from attnc.ir.sparse import Sparse
 from attnc.ir.spec import check
 
@@ -27,19 +28,25 @@ FLOATS: dict[str, DType] = {"float32": np.dtype(np.float32), "float64": np.dtype
 INTEGERS: dict[str, DType] = {"int32": np.dtype(np.int32), "int64": np.dtype(np.int64)}
 MATRICES = ("W_Q", "W_K", "W_V", "W_O")
 SEGMENTS = ("query_segments", "key_segments")
+MAX_LAYERS = 1_000_000
+"""Maximum number of layers of a stream with runs, all turns counted. The deepest that are built have 60,000."""
 MAX_SHAPE_CELLS = 2**62
 """Maximum number of cells of a shape. `ir.spec` computes positions in it, which must fit an int64."""
 
 
-def encode(program: Program) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Return the structure and the tensors. These are the program's own arrays where those are contiguous."""
+def encode(program: Program, *, repeated: bool = False) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Return the structure and the tensors. These are the program's own arrays where those are contiguous.
+
+    If `repeated`, a run of equal layers (`ir.repeats`) is written once, with the number of its turns.
+    """
     tensors: dict[str, np.ndarray] = {}
+    encode_stream = _encode_runs if repeated else _encode_stream
     structure = {
         "dtype": program.dtype.name,
         "input_shapes": [_ints(shape) for shape in program.input_shapes],
         "output_shape": _ints(program.output_shape),
-        "layers": _encode_stream("layers", program.layers, tensors),
-        "memory": _encode_stream("memory", program.memory, tensors),
+        "layers": encode_stream("layers", program.layers, tensors),
+        "memory": encode_stream("memory", program.memory, tensors),
     }
     for name, tensor in tensors.items():
         if tensor.dtype not in (*FLOATS.values(), *INTEGERS.values()):
@@ -48,14 +55,14 @@ def encode(program: Program) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     return structure, tensors
 
 
-def layout(structure: Any) -> Layout:
+def layout(structure: Any, *, repeated: bool = False) -> Layout:
     """Return the dtype and shape of every tensor that the structure needs; raise FileError if it is malformed."""
-    return _decoded(structure, {})[1]
+    return _decoded(structure, {}, repeated)[1]
 
 
-def decode(structure: Any, tensors: Mapping[str, np.ndarray]) -> Program:
-    """Return the program, checked by `ir.spec`; raise FileError if it is not legal."""
-    program, expected = _decoded(structure, tensors)
+def decode(structure: Any, tensors: Mapping[str, np.ndarray], *, repeated: bool = False) -> Program:
+    """Return the program, checked by `ir.spec`; raise FileError if it is not legal. `repeated` admits runs."""
+    program, expected = _decoded(structure, _interned(tensors) if repeated else tensors, repeated)
     require_expected({name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}, expected)
     if program.dtype.name != structure["dtype"]:
         raise FileError(f"program.dtype is {structure['dtype']}, but the program is in {program.dtype}")
@@ -65,7 +72,16 @@ def decode(structure: Any, tensors: Mapping[str, np.ndarray]) -> Program:
         raise FileError(f"the program that was read is not legal: {error}") from error
 
 
-def _decoded(structure: Any, tensors: Mapping[str, np.ndarray]) -> tuple[Program, Layout]:
+def _interned(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the tensors with one array for all that are equal. Engines compute once what heads and layers share."""
+    known: dict[tuple[str, tuple[int, ...], bytes], np.ndarray] = {}
+    return {
+        name: known.setdefault((str(tensor.dtype), tensor.shape, tensor.tobytes()), tensor)
+        for name, tensor in tensors.items()
+    }
+
+
+def _decoded(structure: Any, tensors: Mapping[str, np.ndarray], repeated: bool) -> tuple[Program, Layout]:
     """Return the program and the layout of its tensors. A tensor that is not there is replaced by zeros."""
     expected: dict[str, tuple[DType, tuple[int, ...]]] = {}
 
@@ -73,7 +89,7 @@ def _decoded(structure: Any, tensors: Mapping[str, np.ndarray]) -> tuple[Program
         expected[name] = (dtype, shape)
         return tensors[name] if name in tensors else np.broadcast_to(np.zeros((), dtype), shape)  # takes no memory
 
-    return _decode_program(structure, take), expected
+    return _decode_program(structure, take, repeated), expected
 
 
 def _ints(sizes: Sequence[int]) -> list[int]:
@@ -82,6 +98,25 @@ def _ints(sizes: Sequence[int]) -> list[int]:
 
 def _encode_stream(stream: str, layers: Sequence[Layer], tensors: dict[str, np.ndarray]) -> list[dict[str, Any]]:
     return [_encode_layer(layer, f"{stream}.{i}.{layer.name}", tensors) for i, layer in enumerate(layers)]
+
+
+def _encode_runs(stream: str, layers: Sequence[Layer], tensors: dict[str, np.ndarray]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for run in repeats(layers):
+        prefix = f"{stream}.{len(found)}"
+        if run.times == 1:
+            found += [
+                _encode_layer(layer, f"{stream}.{len(found) + i}.{layer.name}", tensors)
+                for i, layer in enumerate(run.body)
+            ]
+            continue
+        varying = []
+        for (place, part), values in run.varying.items():
+            tensors[f"{prefix}.turns.{place}.{part}"] = values
+            varying.append({"layer": place, "part": part})
+        body = _encode_stream(prefix, run.body, tensors)
+        found.append({"kind": "repeat", "times": run.times, "layers": body, "varying": varying})
+    return found
 
 
 def _encode_layer(layer: Layer, prefix: str, tensors: dict[str, np.ndarray]) -> dict[str, Any]:
@@ -117,22 +152,54 @@ def _encode_head(head: Head, prefix: str, tensors: dict[str, np.ndarray]) -> dic
     return {**{name: list(matrix.shape) for name, matrix in head.matrices.items()}, "mask": mask}
 
 
-def _decode_program(structure: Any, take: Take) -> Program:
+def _decode_program(structure: Any, take: Take, repeated: bool) -> Program:
     keys = ("dtype", "input_shapes", "output_shape", "layers", "memory")
     fields = object_with(structure, "program", keys)
     dtype = a_dtype(fields["dtype"], "program.dtype", FLOATS)
     shapes = enumerate(a_list(fields["input_shapes"], "program.input_shapes"))
     return Program(
-        layers=_decode_stream("layers", fields["layers"], dtype, take),
+        layers=_decode_stream("layers", fields["layers"], dtype, take, repeated),
         input_shapes=tuple(a_shape(shape, f"program.input_shapes[{i}]") for i, shape in shapes),
         output_shape=a_shape(fields["output_shape"], "program.output_shape"),
-        memory=_decode_stream("memory", fields["memory"], dtype, take),
+        memory=_decode_stream("memory", fields["memory"], dtype, take, repeated),
     )
 
 
-def _decode_stream(stream: str, layers: Any, dtype: DType, take: Take) -> tuple[Layer, ...]:
-    described = enumerate(a_list(layers, f"program.{stream}"))
-    return tuple(_decode_layer(layer, f"{stream}.{i}", f"program.{stream}[{i}]", dtype, take) for i, layer in described)
+def _decode_stream(stream: str, layers: Any, dtype: DType, take: Take, repeated: bool) -> tuple[Layer, ...]:
+    found: list[Layer] = []
+    for i, layer in enumerate(a_list(layers, f"program.{stream}")):
+        prefix, where = f"{stream}.{i}", f"program.{stream}[{i}]"
+        if repeated and isinstance(layer, dict) and layer.get("kind") == "repeat":
+            found += _decode_run(layer, prefix, where, dtype, take, MAX_LAYERS - len(found))
+        else:
+            found.append(_decode_layer(layer, prefix, where, dtype, take))
+    return tuple(found)
+
+
+def _decode_run(run: Any, prefix: str, where: str, dtype: DType, take: Take, most: int) -> tuple[Layer, ...]:
+    """Return the layers of all turns. They share the arrays that do not vary."""
+    fields = object_with(run, where, ("kind", "times", "layers", "varying"))
+    times, described = a_size(fields["times"], f"{where}.times"), a_list(fields["layers"], f"{where}.layers")
+    if times < 1 or not described or times * len(described) > most:
+        raise FileError(
+            f"{where} is a run of {len(described)} layers, {times} times; a program has 1 to {MAX_LAYERS:,}"
+        )
+    body = tuple(
+        _decode_layer(layer, f"{prefix}.{i}", f"{where}.layers[{i}]", dtype, take) for i, layer in enumerate(described)
+    )
+    if not all(NUMBERED.fullmatch(layer.name) for layer in body):
+        raise FileError(f"{where}.layers have names without a number at the end, so that turns would share a name")
+    varying = {}
+    for i, one in enumerate(a_list(fields["varying"], f"{where}.varying")):
+        place = f"{where}.varying[{i}]"
+        of = object_with(one, place, ("layer", "part"))
+        number, part = a_size(of["layer"], f"{place}.layer"), of["part"]
+        layer = body[number] if number < len(body) else None
+        if not isinstance(layer, Affine) or part not in PARTS or (number, part) in varying:
+            raise FileError(f"{place} names no affine map of the run, or one part twice")
+        shape = a_shape([times, len(getattr(layer, part).values)], place, MAX_STORED_ENTRIES)
+        varying[number, part] = take(f"{prefix}.turns.{number}.{part}", dtype, shape)
+    return Repeat(body, times, varying).layers
 
 
 def _decode_layer(layer: Any, prefix: str, where: str, dtype: DType, take: Take) -> Layer:

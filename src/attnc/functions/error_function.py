@@ -16,8 +16,8 @@ from attnc.functions.exponential import EXP
 from attnc.functions.function import ONE, ElementaryFunction, gaussian_remainder, levels, ramp, scipy_special, smooth
 from attnc.functions.gate_recipes import FittedKeys
 from attnc.functions.gate_table import ERF as ERF_TABLE
+from attnc.functions.gate_table import ERF_LATTICE, GELU_LATTICE
 from attnc.functions.gate_table import GELU as GELU_TABLE
-from attnc.functions.gate_table import GELU_LATTICE
 from attnc.functions.logistic import ramp_slope_beyond
 from attnc.numerics import elementary
 from attnc.numerics.elementary import PI, increasing, piecewise_monotone
@@ -110,9 +110,16 @@ def _gelu_jet(jets: Sequence[Jet], ranges: Sequence[Interval], order: int) -> Je
 
 
 ERF = replace(
-    smooth("erf", scipy_special("erf"), erf_range, _erf_jet, erf_slope),
+    smooth("erf", scipy_special("erf"), erf_range, _erf_jet, erf_slope, "2/sqrt(pi)*exp(-t**2)"),
     asymptotes=levels(-ONE, ONE, gaussian_remainder(1.0, 1.0)),  # erfc(s) ≤ e^{−s²}
-    gate=FittedKeys(lambda x: _erfc(-x) - 1.0, lambda x: math.exp(-x * x), 1.1283791670955128, ERF_TABLE, limit=1.0),
+    gate=FittedKeys(
+        lambda x: _erfc(-x) - 1.0,
+        lambda x: math.exp(-x * x),
+        1.1283791670955128,
+        ERF_TABLE,
+        limit=1.0,
+        lattice=ERF_LATTICE,
+    ),
 )
 GELU = ElementaryFunction(
     "gelu",
@@ -128,4 +135,5 @@ GELU = ElementaryFunction(
         GELU_TABLE,
         lattice=GELU_LATTICE,
     ),
+    derivative="(1 + erf(t/sqrt(2)))/2 + t*exp(-t**2/2)/sqrt(2*pi)",
 )

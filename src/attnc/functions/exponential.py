@@ -44,8 +44,11 @@ EXP = ElementaryFunction(
     slope=lambda x, y: y,
     asymptotes={-1: Asymptote(ZERO, 0, exponential_remainder(1.0, 1.0))},
     gate=Decay(),
+    derivative="exp(t)",
 )
 POSITIVE = at_least(0.0, "the argument", strict=True)
-LOG = replace(smooth("log", np.log, elementary.log, _log_jet, lambda x: 1.0 / x), domain=POSITIVE, other_names=("ln",))
-SINH = smooth("sinh", np.sinh, sinh_range, lambda p, x, order: _half_sum(p, order, -1.0), cosh_range)
-COSH = smooth("cosh", np.cosh, cosh_range, lambda p, x, order: _half_sum(p, order, 1.0), sinh_range)
+LOG = replace(
+    smooth("log", np.log, elementary.log, _log_jet, lambda x: 1.0 / x, "1/t"), domain=POSITIVE, other_names=("ln",)
+)
+SINH = smooth("sinh", np.sinh, sinh_range, lambda p, x, order: _half_sum(p, order, -1.0), cosh_range, "cosh(t)")
+COSH = smooth("cosh", np.cosh, cosh_range, lambda p, x, order: _half_sum(p, order, 1.0), sinh_range, "sinh(t)")

@@ -176,6 +176,9 @@ class ElementaryFunction:
         The recipe by which attention computes the function with few keys; None if there is none.
     other_names
         Names of the function in other software; the parser suggests `name` for them.
+    derivative
+        The derivative as an expression in t; None if there is none, or for several arguments, which max, min and clip
+        choose from. At a kink it is any number between both sides.
     """
 
     name: str
@@ -194,6 +197,7 @@ class ElementaryFunction:
     asymptotes: Mapping[int, Asymptote] = field(default_factory=dict)
     gate: GateRecipe | None = None
     other_names: tuple[str, ...] = ()
+    derivative: str | None = None
 
     @property
     def is_continuous(self) -> bool:
@@ -219,9 +223,11 @@ def smooth(
     range: Callable[[Interval], Interval],
     jet: Callable[[Jet, Interval, int], Jet],
     slope: Callable[[Interval], Interval],
+    derivative: str,
 ) -> ElementaryFunction:
-    """A smooth function of one variable, from its jet at a polynomial and the range of its derivative."""
-    return ElementaryFunction(name, value, range, analytic(jet, range, slope), lambda x, y: slope(x))
+    """A smooth function of one variable, from its jet at a polynomial, the range of its derivative, and its text."""
+    rule = analytic(jet, range, slope)
+    return ElementaryFunction(name, value, range, rule, lambda x, y: slope(x), derivative=derivative)
 
 
 def scipy_special(name: str) -> Callable[[Array], Array]:

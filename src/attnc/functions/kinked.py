@@ -149,13 +149,15 @@ def _sign_remainder(low: float) -> tuple[float, float] | None:
 
 
 def _two_lines(
-    name: str, value: Callable[[Array], Array], range: IntervalRule, left: float, right: float
+    name: str, value: Callable[[Array], Array], range: IntervalRule, left: float, right: float, derivative: str
 ) -> ElementaryFunction:
     """left·x for x ≤ 0 and right·x for x ≥ 0."""
     jet, gate = two_lines_jet(left, right), TwoLines(left, right)
-    return ElementaryFunction(
-        name, value, range, jet, slope=lambda x, y: _sides(x, left, right), kinks=(0.0,), gate=gate
-    )
+
+    def slope(x: Interval, y: Interval) -> Interval:
+        return _sides(x, left, right)
+
+    return ElementaryFunction(name, value, range, jet, slope=slope, kinks=(0.0,), gate=gate, derivative=derivative)
 
 
 def _steps(
@@ -173,8 +175,10 @@ def _relu(x: Array) -> Array:
     return np.maximum(x, 0.0)
 
 
-ABS = _two_lines("abs", np.abs, abs, -1.0, 1.0)
-RELU = replace(_two_lines("relu", _relu, _exact_range(_relu), 0.0, 1.0), asymptotes=ramp(_relu_remainder))
+ABS = _two_lines("abs", np.abs, abs, -1.0, 1.0, "sign(t)")
+RELU = replace(
+    _two_lines("relu", _relu, _exact_range(_relu), 0.0, 1.0, "(1 + sign(t))/2"), asymptotes=ramp(_relu_remainder)
+)
 MIN, MAX = (
     ElementaryFunction(
         name, _fold(value), _fold(range), jet, None, gradient, 2, is_variadic=True, chooses=True, gate=PickedValue()

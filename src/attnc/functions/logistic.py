@@ -128,12 +128,12 @@ def _softplus_jet(p: Jet, x: Interval, order: int) -> Jet:
 
 
 TANH = replace(
-    smooth("tanh", np.tanh, tanh_range, _tanh_jet, tanh_slope),
+    smooth("tanh", np.tanh, tanh_range, _tanh_jet, tanh_slope, "1 - tanh(t)**2"),
     asymptotes=levels(-ONE, ONE, exponential_remainder(2.0, 2.0)),  # 1 − tanh s ≤ 2e^{−2s}
     gate=ExactKeys((-1.0, 1.0), (0.0, 0.0), (-1.0, 1.0), (0.0, 0.0), lipschitz=1.0),  # scores ∓x, values ∓1
 )
 SIGMOID = replace(
-    smooth("sigmoid", logistic, sigmoid_range, _sigmoid_jet, sigmoid_slope),
+    smooth("sigmoid", logistic, sigmoid_range, _sigmoid_jet, sigmoid_slope, "sigmoid(t)*sigmoid(-t)"),
     asymptotes=levels(ZERO, ONE, exponential_remainder(1.0, 1.0)),  # 1 − σ(s) ≤ e^{−s}
     gate=ExactKeys((0.0, 1.0), (0.0, 0.0), (0.0, 1.0), (0.0, 0.0), lipschitz=0.25),  # scores 0, x and values 0, 1
     other_names=("logistic",),
@@ -148,9 +148,10 @@ SILU = ElementaryFunction(
     # scores 0, x and values 0, x
     gate=ExactKeys((0.0, 1.0), (0.0, 0.0), (0.0, 0.0), (0.0, 1.0), lipschitz=SILU_SLOPE_TURNS[1][2]),
     other_names=("swish",),
+    derivative="sigmoid(t) + t*sigmoid(t)*sigmoid(-t)",
 )
 SOFTPLUS = replace(
-    smooth("softplus", lambda x: np.logaddexp(0.0, x), softplus_range, _softplus_jet, sigmoid_range),
+    smooth("softplus", lambda x: np.logaddexp(0.0, x), softplus_range, _softplus_jet, sigmoid_range, "sigmoid(t)"),
     asymptotes=ramp(exponential_remainder(1.0, 1.0)),  # softplus(s) − s ≤ e^{−s}
     gate=FittedKeys(
         lambda x: np.log1p(np.exp(x)),

@@ -200,4 +200,5 @@ SQRT = ElementaryFunction(
     slope=lambda x, y: 0.5 / y,
     domain=at_least(0.0, "the argument", strict=False),
     singularities=(0.0,),
+    derivative="1/(2*sqrt(t))",
 )

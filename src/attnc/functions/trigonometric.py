@@ -174,10 +174,10 @@ def _hyperbolic_remainder(low: float) -> tuple[float, float] | None:
     return (float(up(1 / low)), 0.0) if low > 0 else None
 
 
-SIN = smooth("sin", np.sin, sin_range, lambda p, x, order: _waves(p, order)[0], cos_range)
-COS = smooth("cos", np.cos, cos_range, lambda p, x, order: _waves(p, order)[1], lambda x: -sin_range(x))
+SIN = smooth("sin", np.sin, sin_range, lambda p, x, order: _waves(p, order)[0], cos_range, "cos(t)")
+COS = smooth("cos", np.cos, cos_range, lambda p, x, order: _waves(p, order)[1], lambda x: -sin_range(x), "-sin(t)")
 TAN = replace(
-    smooth("tan", np.tan, tan_range, _tan_jet, lambda x: tan_range(x).square() + 1.0),
+    smooth("tan", np.tan, tan_range, _tan_jet, lambda x: tan_range(x).square() + 1.0, "1 + tan(t)**2"),
     domain=DomainRule(
         "the argument {0} of tan reaches a pole pi/2 + k*pi",
         "Choose a box on which cos({0}) is not 0",
@@ -188,7 +188,7 @@ TAN = replace(
     ),
 )
 ATAN = replace(
-    smooth("atan", np.arctan, atan_range, _atan_jet, lambda x: 1.0 / (x.square() + 1.0)),
+    smooth("atan", np.arctan, atan_range, _atan_jet, lambda x: 1.0 / (x.square() + 1.0), "1/(1 + t**2)"),
     asymptotes=levels(PI * -0.5, PI * 0.5, _hyperbolic_remainder),
     gate=FittedKeys(
         np.arctan,
@@ -202,7 +202,7 @@ ATAN = replace(
 ASIN, ACOS = (
     replace(function, domain=within(-1.0, 1.0, "the argument"), singularities=(-1.0, 1.0))
     for function in (
-        smooth("asin", np.arcsin, asin_range, _asin_jet, _root_slope),
-        smooth("acos", np.arccos, acos_range, _acos_jet, lambda x: -_root_slope(x)),
+        smooth("asin", np.arcsin, asin_range, _asin_jet, _root_slope, "1/sqrt(1 - t**2)"),
+        smooth("acos", np.arccos, acos_range, _acos_jet, lambda x: -_root_slope(x), "-1/sqrt(1 - t**2)"),
     )
 )

@@ -1,4 +1,4 @@
-"""The causal model behind a checkpoint: what every channel holds, exactly, and how far the checkpoint may be from it.
+"""The causal model behind a checkpoint: the exact content of every channel, and how far the checkpoint may be from it.
 
 A channel holds function(t), with t affine in the variables and in earlier channels. The certificate proves for each
 channel that its heads are within `error` of function(t̂) for every t̂ in `interval`, where t̂ is the argument as the

@@ -1,7 +1,7 @@
 """How far the channels of a checkpoint, as transformers computes it in float32, are from those of its program.
 
 The checkpoint has streams ŝ = B·(z + e + l) + r. Here z is the state of the program in channels, and e are the errors
-of results, which the certificate follows from head to head. The leaks l are what heads write into channels that are not
+of results, which the certificate follows from head to head. The leaks l are written by heads into channels that are not
 theirs, and r, the drift, is the rounding of embeddings, output projections and residuals. For every head this bounds
 
     noise ≥ |what the parts of the head write into its channel − Σ_k softmax_k(a_k·q + c_k)·v_k|

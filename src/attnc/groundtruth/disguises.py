@@ -311,7 +311,7 @@ def split_heads(model: Model, rng: np.random.Generator) -> Model:
         if len(editing.free) < 2:
             break
         role = model.roles[i][h]
-        values = model.embedding[list(model.prefix)] @ W_V.T @ W_O.T  # what each token makes the head write
+        values = model.embedding[list(model.prefix)] @ W_V.T @ W_O.T  # the contribution of each token
         (target,) = np.flatnonzero(values.any(axis=0))
         is_key = np.abs(values[:, target]) > 0
         first = np.where(is_key, rng.uniform(-1, 1, len(values)), 0.0)
@@ -442,7 +442,7 @@ def superpose(model: Model, rng: np.random.Generator) -> Model:
 
 @dataclass(frozen=True)
 class Disguise:
-    """What a disguise changes: the heads and channels, then the basis, then every number by noise."""
+    """The steps of a disguise: the heads and channels, then the basis, then every number by noise."""
 
     structure: Callable[[Model, Sequence[str], np.random.Generator], Model] | None = None
     matrix: Matrix | None = None

@@ -1,4 +1,4 @@
-"""The files of the benchmark: public tasks, the answers that belong to them, and what a reader submits.
+"""The files of the benchmark: public tasks, the answers that belong to them, and the submissions of readers.
 
 A benchmark is a folder. `models/NAME` has a checkpoint and task.json, and `answers/NAME` has everything that a reader
 should not see: truth.json, truth.safetensors and the certificate. The JSON schemas in this package describe the files.
@@ -118,7 +118,7 @@ LARGEST_CHANNEL = 2.0**14
 
 @dataclass(frozen=True)
 class Answer:
-    """What a reader submits for one model: edges, with scores if there are any, and a subspace for causal variables."""
+    """The submission for one model: edges, with scores if there are any, and a subspace for causal variables."""
 
     edges: tuple[tuple[str, str], ...]
     scores: tuple[float, ...] | None

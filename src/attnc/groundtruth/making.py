@@ -44,7 +44,7 @@ from attnc.targets.expressions.expression import Expression
 MOST_MODELS = 10_000
 """Most expressions of a benchmark. One takes about 3 s and 3 MB."""
 MOST_SEED = 2**128
-"""Seeds are below this. Whoever knows the seed can make the answers, so it should be drawn from all of these."""
+"""Seeds are below this. The seed determines the answers, so it should be drawn from all of these."""
 EPS: Mapping[str, float] = {"sums": 1e-3, "products": 1e-3, "nested": 1e-3, "kinked": 0.02, "deep": 0.02}
 """The eps of fits by level. Kinks need steep scores, whose rounding in a mixed basis grows like 1/eps."""
 LARGEST_BOUND = 0.05
@@ -403,8 +403,8 @@ def _certificate(variant: Variant) -> dict[str, bytes]:
         variant.observed,
         (),
         (
-            "noise is what the checkpoint in the folder of this model, computed by transformers in float32, adds to a "
-            "channel, and truncation what it adds to the output: attnc bounded both from its weights",
+            "noise is the error that the checkpoint in the folder of this model, computed by transformers in float32, "
+            "adds to a channel, and truncation its error in the output: attnc bounded both from its weights",
             *ASSUMPTIONS,
         ),
         "float64",

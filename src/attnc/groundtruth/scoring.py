@@ -90,7 +90,7 @@ def score(folder: PathLike, answers: PathLike) -> dict[str, Any]:
     folder : str or path
         A benchmark, with its answers.
     answers : str or path
-        What a reader submits: a JSON file as described in docs/ground-truth.md.
+        The submission: a JSON file as described in docs/ground-truth.md.
 
     Returns
     -------

@@ -25,7 +25,7 @@ DEFAULT_LEAK = 0.01
 
 @dataclass(frozen=True)
 class HeadReport:
-    """What is proven of the heads of a layer.
+    """The proven facts about the heads of a layer.
 
     Attributes
     ----------
@@ -44,7 +44,7 @@ class HeadReport:
     dtype : str
         The arithmetic that decides `is_safe`.
     assumptions : tuple of str
-        What the proof does not check.
+        Facts that the proof takes on trust.
     heads : tuple of SelectionClaim
         The heads.
 
@@ -72,6 +72,7 @@ class HeadReport:
         return all(self.is_head_safe(head) for head in self.heads)
 
     def is_head_safe(self, head: SelectionClaim) -> bool:
+        """Return whether a head leaks at most `leak`, as computed in `dtype`."""
         return head.leaks[self.dtype] <= self.leak
 
     def to_json(self) -> dict[str, Any]:

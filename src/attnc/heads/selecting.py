@@ -74,7 +74,7 @@ class Region:
 
 @dataclass(frozen=True)
 class SelectionClaim:
-    """What is proven of one head, for all queries together.
+    """The proven facts about one head, for all queries together.
 
     Attributes
     ----------

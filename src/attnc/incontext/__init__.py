@@ -8,7 +8,9 @@ from typing import Any
 
 from attnc.errors import MissingExtra
 from attnc.incontext.descent import descent_program, run_recorded
+from attnc.incontext.domain import Domain, OutsideDomain
 from attnc.incontext.errors import Norms, Plan, plan_least_squares
+from attnc.incontext.programs import InContextProgram, load
 from attnc.incontext.prompt import Prompt
 
 _LINEAR = ("PoissonRegressor", "ElasticNet", "Lasso", "LogisticRegression", "LinearRegression", "Ridge")
@@ -16,10 +18,14 @@ _KERNEL = ("KNeighborsRegressor", "KernelRidge", "NadarayaWatson")
 _ESTIMATORS = dict.fromkeys(_KERNEL, "kernel_models") | dict.fromkeys(_LINEAR, "linear_models")
 
 __all__ = [
+    "Domain",
+    "InContextProgram",
     "Norms",
+    "OutsideDomain",
     "Plan",
     "Prompt",
     "descent_program",
+    "load",
     "plan_least_squares",
     "run_recorded",
     *_ESTIMATORS,  # loaded by __getattr__

@@ -73,6 +73,7 @@ class Task:
     mean: bool = False
     loss: str = "squared"
     targets: float = 0.0
+    clip: float = 0.0
 
     losses: ClassVar[tuple[str, ...]] = ("squared", "poisson")
     token: ClassVar[int] = 0  # the number of the token that holds the iterate
@@ -145,12 +146,12 @@ class Task:
         return Bound((*sums.terms, *(Term(f"moment: {t.name}", t.value, t.reason) for t in moment.terms)))
 
 
-def gate_slope(task: Task, eta: float, dtype: str) -> float:
-    """Return the slope β of the gates: the steepest that scores resolve.
+def gate_slope(size: float, dtype: str) -> float:
+    """Return the slope β of the gates for arguments up to `size`: the steepest that scores resolve.
 
     The gate error is then as small as rounding.
     """
-    return math.ldexp(1.0, math.floor(-math.log2(UNIT_ROUNDOFF[dtype] * 8 * (task.size + eta * max(task.l1)))))
+    return math.ldexp(1.0, math.floor(-math.log2(UNIT_ROUNDOFF[dtype] * 8 * size)))
 
 
 def descent_program(tasks: Sequence[Task], dtype: str = "float64") -> Program:
@@ -252,9 +253,13 @@ class _DescentBuilder:
         heads = self._gradient_heads(task, attending)
         gradient = Attention("gradient", heads, self.channels, residual=True, cross=True)
         made: dict[tuple[float, float], list[Layer]] = {}
+        clip = self._clip(task) if task.clip else []
         for t, numbers in enumerate(schedule.pairs):
             if numbers not in made:
                 made[numbers] = self._threshold(task, *numbers) if task.l1 else [self._update(task, t)]
+                if clip:
+                    *before, update = made[numbers]
+                    made[numbers] = [*before, replace(update, name="step"), *clip]
             layers += [replace(layer, name=f"{prefix}{layer.name}{t + 1}") for layer in (gradient, *made[numbers])]
         return layers
 
@@ -316,21 +321,45 @@ class _DescentBuilder:
             update.link(0, f"v.{c}", 1 + k, source, 1 + momentum)
             update.link(0, f"p.{c}", 1 + k, source, 1.0)
             update.link(0, f"v.{c}", 0, f"p.{c}", -momentum)
+        return [
+            spread.build("spread", self.dtype),
+            self._soft("threshold", channels, gate_slope(task.size + eta * max(task.l1), self.dtype)),
+            update.build("update", self.dtype),
+        ]
+
+    def _clip(self, task: Task) -> list[Layer]:
+        """Replace v by v − soft(v, clip). Token 1 + c holds u = v_c and t = clip, and gets soft(u)."""
+        num, channels = len(self.weights), (*self.channels, "u", "t", "soft")
+        spread = AffineBuilder(1, self.channels, num + 2, channels)
+        update = AffineBuilder(num + 2, channels, 1, self.channels)
+        for layer in (spread, update):
+            layer.copy([0], [0], self.channels)
+        for k, c in enumerate(self.weights):
+            spread.link(1 + k, "u", 0, f"v.{c}")
+            spread.set(1 + k, ONE, 1.0)
+            spread.set(1 + k, "t", task.clip)
+            update.link(0, f"v.{c}", 1 + k, "soft", -1.0)
+        slope = gate_slope(2 * task.clip, self.dtype)
+        return [
+            spread.build("spread_clip", self.dtype),
+            self._soft("clip", channels, slope),
+            update.build("update", self.dtype),
+        ]
+
+    def _soft(self, name: str, channels: tuple[str, ...], slope: float) -> Attention:
+        """Return the layer in which token 1 + c gets soft(u) = relu(u − t) − relu(−u − t), by two gates."""
+        num = len(self.weights)
         units = range(1, num + 1)
         mask = Mask(  # the state sees the last key alone
             np.array([num + 2, *units, num + 1], np.int32), np.array([0, *units, EVERY_QUERY], np.int32)
         )
-        slope, attending = gate_slope(task, eta, self.dtype), Attending(channels, channels, self.dtype, mask)
+        attending = Attending(channels, channels, self.dtype, mask)
         gates = []
         for sign in (1.0, -1.0):
             queries, keys = {("u", "on"): sign, ("t", "on"): -1.0}, {(ONE, "on"): slope}
             values, outputs = {("u", "soft"): sign, ("t", "soft"): -1.0}, {("soft", "soft"): sign}
             gates.append(attending.head(queries, keys, values, outputs))
-        return [
-            spread.build("spread", self.dtype),
-            Attention("threshold", tuple(gates), channels, residual=True),
-            update.build("update", self.dtype),
-        ]
+        return Attention(name, tuple(gates), channels, residual=True)
 
 
 @dataclass(frozen=True, eq=False)

@@ -112,6 +112,7 @@ class Plan:
 
     @property
     def reached(self) -> float:
+        """A bound of |w_T|₂, for a second task that starts there."""
         return float(up(self.weights + self.bound.value, CLOSED_FORM_SLACK))
 
 
@@ -129,6 +130,7 @@ def plan_least_squares(
     start: float = 0.0,
     dtype: str = "float64",
     max_steps: int = 100_000,
+    safeguard: bool = False,
 ) -> Plan:
     """Choose the steps, heads and ε that bring |w_T − w*|₂ to `accuracy`, or bound it for given steps.
 
@@ -161,6 +163,9 @@ def plan_least_squares(
         The arithmetic of the program.
     max_steps : int
         Maximum number of steps.
+    safeguard : bool
+        Whether every weight is kept within the size that it can have in the domain, so that no prompt makes the
+        steps diverge. It takes one more attention layer per step.
 
     Returns
     -------
@@ -220,7 +225,7 @@ def plan_least_squares(
         if not off <= HEADROOM * exact:
             reason = f"errors of this size may make residuals larger than the heads allow, {reach:.3g}"
             terms.append(("residuals", math.inf, reason))
-        task = Task(prompt, schedule, differences, reach, penalty)
+        task = Task(prompt, schedule, differences, reach, penalty, clip=_kept_within(size) if safeguard else 0.0)
         return Plan(task, gradient, rounded_up(*terms), norms.weights, start)
 
     tried = []
@@ -239,6 +244,13 @@ def plan_least_squares(
         eps=accuracy,
         bound=bound.value,
     )
+
+
+def _kept_within(size: float) -> float:
+    """Return a power of two that no weight exceeds in the domain."""
+    if not math.isfinite(size):
+        raise InputError("a safeguard needs a bound of the weights: mu > 0")
+    return math.ldexp(1.0, math.frexp(size)[1])
 
 
 def compose(first: Plan, second: Plan, dtype: str = "float64") -> tuple[Program, Bound]:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import abc
 import math
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator
@@ -19,11 +19,19 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from attnc.errors import InputError
+from attnc.exports.safe_files import PathLike
 from attnc.incontext.acceleration import METHODS, Schedule, steps_for
 from attnc.incontext.descent import Task, run_recorded
+from attnc.incontext.domain import Domain
+from attnc.incontext.newton import NewtonTask
+from attnc.incontext.programs import InContextProgram
 from attnc.incontext.progress import Objective
 from attnc.incontext.prompt import Prompt
 from attnc.numerics.arrays import Float
+from attnc.numerics.bound import Bound
+
+if TYPE_CHECKING:
+    from attnc.engines.torch_layers import LayeredNetwork
 
 LEFT_OVER = 1e-7
 """A gradient causes a warning if it is larger than this fraction of the terms that cancel in it. The fraction is 10⁹
@@ -105,6 +113,23 @@ class InContextEstimator(BaseEstimator, abc.ABC):  # type: ignore[misc]
     def _fit(self, X: Float[np.ndarray, "rows features"], y: np.ndarray) -> None:
         """Fit the model to checked data, with checked parameters."""
 
+    def save(self, path: PathLike) -> None:
+        """Write the fitted program as a folder: see `InContextProgram.save`."""
+        self._fitted_program().save(path)
+
+    def to_torch(self, *, trainable: bool = False) -> LayeredNetwork:
+        """Return the fitted program as a torch module: see `InContextProgram.to_torch`."""
+        return self._fitted_program().to_torch(trainable=trainable)
+
+    def export_onnx(self, path: PathLike) -> None:
+        """Write the fitted program as an ONNX file: see `InContextProgram.export_onnx`."""
+        self._fitted_program().export_onnx(path)
+
+    def _fitted_program(self) -> InContextProgram:
+        check_is_fitted(self)
+        program: InContextProgram = self.program_
+        return program
+
     def _queries(self, X: Any) -> Float[np.ndarray, "rows features"]:
         """Check that the model is fitted, and return the rows of X."""
         check_is_fitted(self)
@@ -174,11 +199,15 @@ class ColumnUnits:
     mean: Float[np.ndarray, " features"]
     scale: Float[np.ndarray, " features"]
     centre: float
+    spread: float = 1.0  # the unit of the targets
 
     @classmethod
     def of(cls, X: np.ndarray, y: np.ndarray, *, centred: bool, centred_y: bool, damping: float = 0.0) -> ColumnUnits:
         mean = X.mean(axis=0) if centred else np.zeros(X.shape[1])
-        scale = np.sqrt(((X - mean) ** 2).mean(axis=0) + damping)
+        moved = X - mean
+        largest = np.abs(moved).max(axis=0)
+        largest[largest == 0] = 1.0  # squares of numbers below 1e-162 would be 0
+        scale = np.hypot(largest * np.sqrt(((moved / largest) ** 2).mean(axis=0)), math.sqrt(damping))
         is_constant = (X[:1] == X).all(axis=0) if centred else (X == 0).all(axis=0)
         if centred and is_constant.any() and len(X) > 1:
             columns = ", ".join(map(str, np.flatnonzero(is_constant)[:8]))
@@ -192,7 +221,12 @@ class ColumnUnits:
 
     def uniform(self) -> ColumnUnits:
         """Use one scale for all columns. The shortest of several optima is then also the shortest in the units of X."""
-        return ColumnUnits(self.mean, np.full_like(self.scale, np.sqrt((self.scale**2).mean())), self.centre)
+        return replace(self, scale=np.full_like(self.scale, np.sqrt((self.scale**2).mean())))
+
+    def of_norm_one(self, rows: int, targets: np.ndarray) -> ColumnUnits:
+        """Divide columns, their penalties included, and the centred targets by their 2-norms, rounded up."""
+        norm = float(np.linalg.norm(targets)) * (1 + 1e-12)
+        return replace(self, scale=self.scale * math.sqrt(rows) * (1 + 1e-12), spread=norm or 1.0)
 
     def prompt(self, X: np.ndarray) -> Float[np.ndarray, "rows features"]:
         """Return the columns of the prompt."""
@@ -208,21 +242,40 @@ class LinearEstimator(SteppingEstimator):
     heads: int = 4
 
     def _run(
-        self, task: Task, units: ColumnUnits, X: np.ndarray, targets: np.ndarray, start: np.ndarray | None = None
+        self,
+        task: Task,
+        units: ColumnUnits,
+        X: np.ndarray,
+        targets: np.ndarray,
+        domain: Domain,
+        *,
+        start: np.ndarray | None = None,
+        bound: Bound | None = None,
+        limit: float | None = None,
     ) -> tuple[Float[np.ndarray, " weights"], Float[np.ndarray, " weights"]]:
         """Run the task's program, set the fitted attributes, and return the last weights and the gradient there.
 
         The attributes are task_, program_, start_, prompt_, trajectory_, units_, coef_ and intercept_. The weight of
         the intercept, if there is one, comes last.
         """
-        features = X.shape[1]
-        self.task_, self.program_, self.units_ = task, task.program(), units
-        self.start_ = np.zeros(task.prompt.num_weights) if start is None else start
-        inputs = task.inputs(self.start_, units.prompt(X), targets)
-        self.prompt_ = inputs[-1]
-        weights, self.trajectory_ = run_recorded(self.program_, inputs, self.start_, task.iterate, task.token)
-        self.coef_ = weights[:features] / units.scale
-        own = float(weights[-1]) if len(weights) > features else 0.0
+        start = np.zeros(task.prompt.num_weights) if start is None else start
+        inputs = task.inputs(start, units.prompt(X), targets)
+        return self._run_on(
+            task, units, inputs, InContextProgram(task.program(), domain, type(self).__name__, bound, limit)
+        )
+
+    def _run_on(
+        self, task: Task | NewtonTask, units: ColumnUnits, inputs: Sequence[np.ndarray], program: InContextProgram
+    ) -> tuple[Float[np.ndarray, " weights"], Float[np.ndarray, " weights"]]:
+        """Run a program on these inputs, as `_run` does."""
+        self.task_, self.units_, self.program_, self.prompt_ = task, units, program, inputs[-1]
+        features, num_weights = len(units.scale), task.prompt.num_weights
+        self.start_ = inputs[0].reshape(-1)[:num_weights]
+        weights, self.trajectory_ = run_recorded(self.program_.program, inputs, self.start_, task.iterate, task.token)
+        examples = self.prompt_[-task.prompt.rows :]
+        is_zero = ~examples[examples[:, -2] != 0, :features].any(axis=0)  # a column without an example tells nothing
+        self.coef_ = np.where(is_zero, 0.0, weights[:features] * units.spread / units.scale)
+        own = units.spread * float(weights[-1]) if len(weights) > features else 0.0
         self.intercept_: Any = units.centre + own - float(units.mean @ self.coef_)
         return weights, Objective.of(task, self.prompt_[-task.prompt.rows :]).gradient(weights)
 
@@ -230,7 +283,7 @@ class LinearEstimator(SteppingEstimator):
         self, units: ColumnUnits, X: np.ndarray, penalty: float
     ) -> tuple[Float[np.ndarray, "rows weights"], Float[np.ndarray, " weights"]]:
         """Return the columns and their penalties. An intercept is a column of ones without penalty."""
-        columns, penalties = units.prompt(X), penalty / units.scale**2
+        columns, penalties = units.prompt(X), penalty / units.scale / units.scale
         if not self.fit_intercept:
             return columns, penalties
         return np.column_stack([columns, np.ones(len(X))]), np.append(penalties, 0.0)

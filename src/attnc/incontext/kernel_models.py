@@ -13,6 +13,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from attnc.engines.prompt import remember, run
 from attnc.incontext.acceleration import Schedule
+from attnc.incontext.domain import Domain
 from attnc.incontext.estimators import (
     POSITIVE_ALPHA,
     FitError,
@@ -22,6 +23,7 @@ from attnc.incontext.estimators import (
     method_rule,
 )
 from attnc.incontext.kernels import Kernel, kernel_ridge, nadaraya_watson, nearest
+from attnc.incontext.programs import InContextProgram
 from attnc.ir.program import Program
 from attnc.numerics.arrays import Float
 from attnc.numerics.rounding import UNIT_ROUNDOFF
@@ -54,8 +56,12 @@ class QueriedRegressor(RegressorMixin, InContextEstimator):  # type: ignore[misc
         return centred
 
     def _build(self) -> None:
-        self.program_ = self._program(self.size_)
-        self._memory = self._remembered(self.program_)
+        self.program_ = self._in_context(self.size_)
+        self._memory = self._remembered(self.program_.program)
+
+    def _in_context(self, size: float) -> InContextProgram:
+        """Return the program with its domain: examples and queries up to this norm."""
+        return InContextProgram(self._program(size), Domain(self._prompt, size), type(self).__name__)
 
     def _remembered(self, program: Program, watch: Any = None) -> np.ndarray:
         """Return the memory that the program makes from the prompt. It is the same for all queries."""
@@ -74,7 +80,7 @@ class QueriedRegressor(RegressorMixin, InContextEstimator):  # type: ignore[misc
         """
         X = self._queries(X) - self.mean_
         size = float(np.sqrt((X**2).sum(axis=1).max(initial=0)))
-        program, memory = self.program_, self._memory
+        program, memory = self.program_.program, self._memory
         if size > self.size_:
             program = self._program(size * (1 + 1e-12))
             memory = self._remembered(program)
@@ -101,7 +107,7 @@ class NadarayaWatson(QueriedRegressor):
     ----------
     gamma_ : float
         The inverse width of the kernel that was used.
-    program_ : attnc.Program
+    program_ : attnc.incontext.InContextProgram
         Its inputs are a block of queries, less `mean_`, and prompt_.
     prompt_ : array of shape (max_rows, features + 2)
         The examples, less `mean_`, as tokens.
@@ -179,14 +185,14 @@ class KernelRidge(QueriedRegressor, SteppingEstimator):
         L = _row_sums(centred, self.gamma_) + float(self.alpha)
         self.n_iter_ = self._steps(L, float(self.alpha))
         self._schedule = Schedule(self.method, self.n_iter_, L, float(self.alpha))
-        self.program_ = self._program(self.size_)
+        self.program_ = self._in_context(self.size_)
         path = [np.zeros(len(centred))]
 
         def watch(layer: Any, state: np.ndarray) -> None:
             if layer.name.startswith("update"):
                 path.append(state[: len(centred), layer.channels.index(self._schedule.iterate)].copy())
 
-        self._memory = self._remembered(self.program_, watch)
+        self._memory = self._remembered(self.program_.program, watch)
         self.trajectory_ = np.stack(path)
         self.dual_coef_ = self.trajectory_[-1]
 
@@ -237,7 +243,21 @@ class KNeighborsRegressor(QueriedRegressor):
         return nearest(Kernel(self._prompt, 1.0, size, QUERIES, heads=6), count, resolution * extent)
 
     def predict(self, X: Any) -> Float[np.ndarray, " rows"]:
-        """Predict the mean of the nearest targets for every row of X; FitError if there are too few examples."""
+        """Predict the mean of the nearest targets for every row of X.
+
+        Parameters
+        ----------
+        X : array-like of shape (rows, features)
+
+        Returns
+        -------
+        Array of shape (rows,).
+
+        Raises
+        ------
+        FitError
+            If the prompt has fewer examples than `n_neighbors`.
+        """
         check_is_fitted(self)
         present = int(self.prompt_[:, -2].sum())
         if self.n_neighbors > present:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,9 +11,10 @@ from scipy.special import expit
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 
-from attnc.incontext.acceleration import Schedule
+from attnc.incontext.acceleration import METHODS, Schedule
 from attnc.incontext.descent import GLMTask, Task
 from attnc.incontext.differences import Sizes, choose
+from attnc.incontext.domain import Domain
 from attnc.incontext.errors import Norms, plan_least_squares, proximal_bound, proximal_step
 from attnc.incontext.estimators import (
     LEFT_OVER,
@@ -25,8 +26,17 @@ from attnc.incontext.estimators import (
     method_rule,
     warn_of,
 )
+from attnc.incontext.newton import FINEST, HEADS, SETTLING, NewtonTask, distance_bound
+from attnc.incontext.programs import InContextProgram
+from attnc.incontext.safeguard import largest_weight
 from attnc.numerics.arrays import Float
 
+NEWTON = "newton"
+LEAST_SQUARES_METHODS = (NEWTON, *METHODS)
+DESCENT_HEADS = 4
+"""Number of pairs of heads of a gradient step, if `heads` is None."""
+LEAST_CONDITION = 16.0
+"""The smallest condition of a Newton program. Data with a smaller one share it."""
 ASSUMED = 1e-4
 """If the smallest eigenvalue is zero, momentum is chosen as if it were this fraction of the largest. A step then
 shrinks errors by about √ASSUMED, one per cent. The proximal gradient at the end is measured after the fit."""
@@ -76,9 +86,13 @@ class LinearRegressor(RegressorMixin, LinearEstimator):  # type: ignore[misc]
 class LeastSquares(LinearRegressor):
     """argmin Σ (w·x_i + b − y_i)² + penalty·|w|², by T layers over the prompt."""
 
-    method: str = "chebyshev"
+    method: str = NEWTON
     max_iter: int = 20_000
+    heads: int | None = None  # type: ignore[assignment]
     learning_rate: float | None = None
+    safeguard: bool = False
+
+    rules: ClassVar[dict[str, Rule]] = method_rule(*LEAST_SQUARES_METHODS)
 
     @property
     def _penalty(self) -> float:
@@ -86,31 +100,67 @@ class LeastSquares(LinearRegressor):
 
     def _fit(self, X: np.ndarray, y: np.ndarray) -> None:
         alpha = self._penalty
+        if self.method == NEWTON and (self.safeguard or self.learning_rate is not None):
+            raise FitError("safeguard and learning_rate belong to gradient steps: choose method='chebyshev' or 'plain'")
         units = self._centred(X, y, alpha / len(X))
         if not alpha and np.linalg.matrix_rank(units.prompt(X)) < X.shape[1]:
             units = units.uniform()
-        columns, targets, penalty = units.prompt(X), y - units.centre, alpha / units.scale**2
+        if self.method == NEWTON:
+            self._fit_by_newton(X, y - units.centre, units.of_norm_one(len(X), y - units.centre), alpha)
+            return
+        columns, targets, penalty = units.prompt(X), y - units.centre, alpha / units.scale / units.scale
         L, mu = eigenvalue_bounds(columns.T @ columns + np.diag(penalty))
         self.n_iter_ = self._steps(L, mu, self.learning_rate)
+        prompt, norms = self._room(X), Norms(_longest(columns), _up(np.linalg.norm(targets)), L, mu)
         plan = plan_least_squares(
-            self._room(X),
-            Norms(_longest(columns), _up(np.linalg.norm(targets)), L, mu),
+            prompt,
+            norms,
             tuple(penalty),
             steps=self.n_iter_,
-            heads=self.heads,
+            heads=DESCENT_HEADS if self.heads is None else self.heads,
             method=self.method,
             eta=self.learning_rate,
+            safeguard=self.safeguard,
         )
         self.bound_, self.gradient_bound_ = plan.bound, plan.gradient
-        self._run(plan.task, units, X, targets)
+        domain = Domain(prompt, norms.x, norms.y, start=0.0, L=L, mu=mu, penalty=plan.task.penalty)
+        limit = largest_weight(plan.task, norms.x, norms.y) if self.safeguard else None
+        self._run(plan.task, units, X, targets, domain, bound=plan.bound, limit=limit)
+
+    def _fit_by_newton(self, X: np.ndarray, targets: np.ndarray, units: ColumnUnits, alpha: float) -> None:
+        penalty = alpha / units.scale / units.scale
+        columns, room = units.prompt(X), self._room(X)
+        whole = np.concatenate([columns, np.diag(np.sqrt(penalty))])
+        least = eigenvalue_bounds(whole.T @ whole)[1]
+        # Conditions are powers of 4, so that data sets of one shape and of like conditions have one program.
+        condition = min(4.0 ** math.ceil(math.log(max(LEAST_CONDITION, X.shape[1] / least), 4)), FINEST)
+        rows = room.rows + (X.shape[1] if alpha else 0)
+        task = NewtonTask(replace(room, rows=rows), condition, HEADS if self.heads is None else self.heads)
+        self.n_iter_ = task.turns
+        if task.turns > self.max_iter:
+            warn_of(f"{self.max_iter} turns are too few: a condition of {condition:.3g} takes {task.turns}")
+            task = replace(task, condition=max(1.0, 2.0 ** (int(self.max_iter) - SETTLING)))
+            self.n_iter_ = task.turns
+        inputs = [np.zeros(X.shape[1]), task.tokens(columns, targets / units.spread, penalty)]
+        program = InContextProgram(task.program(), task.domain, type(self).__name__)
+        weights, _ = self._run_on(task, units, inputs, program)
+        self.bound_ = distance_bound(self.prompt_, weights)
+        off = self.bound_.value
+        if task.condition == condition and WORTH_A_WARNING * (1 + np.linalg.norm(weights)) < off < math.inf:
+            warn_of(
+                f"after {task.turns} turns the weights of the prompt's columns may be {off:.3g} from the "
+                f"optimum: the condition is {X.shape[1] / least:.3g}. Raise alpha, or drop columns that nearly depend "
+                "on others."
+            )
 
 
 @dataclass(eq=False, repr=False)
 class Ridge(LeastSquares):
-    """argmin Σ (w·x_i + b − y_i)² + alpha·|w|², by T layers of attention over the prompt.
+    """argmin Σ (w·x_i + b − y_i)² + alpha·|w|², by steps of attention over the prompt.
 
-    The columns are centred (fit_intercept) and divided by √(mean square + alpha/n) before they enter the prompt. The
-    targets are centred. `coef_` and `intercept_` are in the user's units.
+    The columns are centred (fit_intercept) and divided by √(Σ squares + alpha), and the targets are centred and divided
+    by their norm, before they enter the prompt. (Gradient steps divide by the root of the mean, and keep the targets'
+    unit.) `coef_` and `intercept_` are in the user's units.
 
     Parameters
     ----------
@@ -118,16 +168,19 @@ class Ridge(LeastSquares):
         The penalty, at least 0.
     fit_intercept : bool
         Whether to fit b.
-    method : {"chebyshev", "nesterov", "heavy_ball", "plain"}
-        The kind of steps.
+    method : {"newton", "chebyshev", "nesterov", "heavy_ball", "plain"}
+        The kind of steps. Newton–Schulz turns have two attention layers, and their number grows like the logarithm of
+        the condition. Gradient steps have one, and their number grows like its root.
     tol : float
-        The fraction of the starting error that may remain after T steps. It determines T.
+        The fraction of the starting error that may remain after T gradient steps. It determines T.
     max_iter : int
         Maximum number of steps.
     heads : int
         Maximum number of heads that compute the gradient.
     learning_rate : float or None
         The length of plain steps; None chooses it.
+    safeguard : bool
+        Whether the program keeps its weights within limits on every prompt, by one more attention layer per step.
     max_rows : int or None
         Maximum number of rows in the prompt; the rest is padding. None takes the rows of X.
 
@@ -135,7 +188,7 @@ class Ridge(LeastSquares):
     ----------
     coef_, intercept_
         The weights.
-    program_ : attnc.Program
+    program_ : attnc.incontext.InContextProgram
         Its inputs are start_ and prompt_.
     trajectory_ : array of shape (steps + 1, features)
         The weights of the prompt's columns at the start and after every step.
@@ -167,7 +220,7 @@ class LinearRegression(LeastSquares):
 
     Parameters
     ----------
-    fit_intercept, method, tol, max_iter, heads, learning_rate, max_rows
+    fit_intercept, method, tol, max_iter, heads, learning_rate, safeguard, max_rows
         As for `Ridge`.
 
     Attributes
@@ -217,7 +270,8 @@ class ProximalRegressor(LinearRegressor):
         differences = choose(sizes, self.heads, "float64")
         task = Task(prompt, schedule, differences, reach, tuple(penalty), thresholds, size, mean=True)
         self.gradient_bound_ = task.gradient_bound(x, size)
-        weights, gradient = self._run(task, units, X, targets)
+        domain = Domain(prompt, x, norm, start=0.0, L=L, penalty=task.penalty, mean=True)
+        weights, gradient = self._run(task, units, X, targets, domain)
         step = proximal_step(weights, gradient, l1, L)
         self.bound_ = proximal_bound(step, L, mu)
         if L * step > LEFT_OVER * max(L * float(np.linalg.norm(weights)), norm):
@@ -366,7 +420,8 @@ class PoissonRegressor(LinearRegressor):
             targets=largest_count,
         )
         start = np.append(np.zeros(X.shape[1]), [math.log(y.mean())] * self.fit_intercept)
-        _, gradient = self._run(task, units, X, y, start)
+        domain = Domain(prompt, x, target=largest_count, L=L, curvature=most, penalty=task.penalty, mean=True)
+        _, gradient = self._run(task, units, X, y, domain, start=start)
         self.gradient_bound_ = task.gradient_bound(x, 3 * float(np.linalg.norm(self.trajectory_, axis=1).max()))
         self.gradient_norm_, self.most_ = float(np.linalg.norm(gradient)), most
         path = self.trajectory_[:: max(1, len(self.trajectory_) // PATH_POINTS)]
@@ -420,7 +475,7 @@ class LogisticRegression(ClassifierMixin, LinearEstimator):  # type: ignore[misc
         The weights of the columns.
     intercept_ : array of shape (1,)
         The intercept.
-    program_ : attnc.Program
+    program_ : attnc.incontext.InContextProgram
         Its input is prompt_.
     trajectory_ : array of shape (steps + 1, weights)
         The weights of the prompt's columns at the start and after every step, the intercept last.
@@ -468,7 +523,8 @@ class LogisticRegression(ClassifierMixin, LinearEstimator):  # type: ignore[misc
         prompt = self._room(X, intercept=self.fit_intercept)
         sizes = Sizes(prompt.rows, 2, _longest(columns), 1.0, 2.0)
         task = GLMTask(prompt, schedule, choose(sizes, self.heads, "float64"), 1.0, tuple(penalty))
-        weights, gradient = self._run(task, units, X, targets)
+        domain = Domain(prompt, sizes.x, target=1.0, L=L, curvature=0.25, penalty=task.penalty)
+        weights, gradient = self._run(task, units, X, targets, domain)
         self.coef_, self.intercept_ = self.coef_[None], np.array([self.intercept_])
         largest = 3 * float(np.linalg.norm(self.trajectory_, axis=1).max())  # v is extrapolated from two iterates
         self.gradient_bound_ = task.gradient_bound(sizes.x, largest)
@@ -488,17 +544,44 @@ class LogisticRegression(ClassifierMixin, LinearEstimator):  # type: ignore[misc
             )
 
     def decision_function(self, X: Any) -> Float[np.ndarray, " rows"]:
-        """Return w·x + b for every row of X. It is above 0 for the second class."""
+        """Return w·x + b for every row of X. It is above 0 for the second class.
+
+        Parameters
+        ----------
+        X : array-like of shape (rows, features)
+
+        Returns
+        -------
+        Array of shape (rows,).
+        """
         scores: np.ndarray = self._queries(X) @ self.coef_[0] + self.intercept_[0]
         return scores
 
     def predict_proba(self, X: Any) -> Float[np.ndarray, "rows 2"]:
-        """Return the probabilities of both classes for every row of X."""
+        """Return the probabilities of both classes for every row of X.
+
+        Parameters
+        ----------
+        X : array-like of shape (rows, features)
+
+        Returns
+        -------
+        Array of shape (rows, 2), in the order of `classes_`.
+        """
         second = expit(self.decision_function(X))
         return np.column_stack([1 - second, second])
 
     def predict(self, X: Any) -> np.ndarray:
-        """Predict the likelier label for every row of X."""
+        """Predict the likelier label for every row of X.
+
+        Parameters
+        ----------
+        X : array-like of shape (rows, features)
+
+        Returns
+        -------
+        Array of shape (rows,), with labels of `classes_`.
+        """
         is_second = self.decision_function(X) > 0
         chosen: np.ndarray = self.classes_[is_second.astype(int)]
         return chosen

@@ -10,6 +10,7 @@ from scipy.special import expit
 
 from attnc.errors import InputError
 from attnc.incontext.descent import Task
+from attnc.incontext.newton import NewtonTask
 from attnc.ir.layers import Attention
 from attnc.ir.program import Program
 from attnc.ir.reference import evaluate
@@ -29,14 +30,14 @@ LOSSES: dict[str, tuple[Callable[[Array, Array], Array], Callable[[Array], Array
 class Objective:
     """The objective of a task on its prompt, in plain numpy."""
 
-    task: Task
+    task: Task | NewtonTask
     X: Float[np.ndarray, "rows weights"]
     y: Float[np.ndarray, " rows"]
 
     @classmethod
-    def of(cls, task: Task, tokens: Float[np.ndarray, "rows width"]) -> Objective:
-        """Return the objective on the tokens of a prompt without its padding."""
-        is_present = tokens[:, -2] != 0
+    def of(cls, task: Task | NewtonTask, tokens: Float[np.ndarray, "rows width"]) -> Objective:
+        """Return the objective on the tokens of a prompt without its padding. Penalty rows count as examples."""
+        is_present = tokens.any(axis=1)
         return cls(task, tokens[is_present, : task.prompt.num_weights], tokens[is_present, -1])
 
     @property
@@ -60,6 +61,8 @@ class Objective:
 
     def exact_trajectory(self, start: Float[np.ndarray, " weights"]) -> Float[np.ndarray, "steps weights"]:
         """Return the iterates of the same steps with exact gradients, in float64. The program approximates them."""
+        if isinstance(self.task, NewtonTask):
+            return self._exact_turns(start, self.task)
         schedule, l1 = self.task.schedule, self._l1
         v = p = np.array(start, np.float64)
         path = [v]
@@ -69,6 +72,14 @@ class Objective:
             is_nesterov = schedule.iterate == "p"
             v, p = (step + beta * (step - p), step) if is_nesterov else (step + beta * (v - p), v)
             path.append(p if is_nesterov else v)
+        return np.stack(path)
+
+    def _exact_turns(self, start: np.ndarray, task: NewtonTask) -> Float[np.ndarray, "turns weights"]:
+        """Return the weights at the start and after every turn: w ← w − M∇, M ← 2M − MSM."""
+        S, M, path = self.X.T @ self.X, np.eye(len(start)) / task.trace, [np.array(start, np.float64)]
+        for _ in range(task.turns):
+            path.append(path[-1] - M @ self.gradient(path[-1]))
+            M = 2 * M - M @ S @ M
         return np.stack(path)
 
 

@@ -72,10 +72,28 @@ class Prompt:
 
     @property
     def num_weights(self) -> int:
+        """The number of weights of a model, the intercept included."""
         return self.features + self.intercept
 
     def tokens(self, X: Any, y: Any) -> Float[np.ndarray, "rows width"]:
-        """Return the examples as tokens, padded with zeros up to `rows`."""
+        """Return the examples as tokens, padded with zeros up to `rows`.
+
+        Parameters
+        ----------
+        X : array-like of shape (examples, features)
+            The inputs.
+        y : array-like of shape (examples,)
+            The targets.
+
+        Returns
+        -------
+        Array of shape (rows, features + 2), with the columns of `inputs`.
+
+        Raises
+        ------
+        InputError
+            If shapes do not fit, there are more examples than `rows`, or a number is not finite.
+        """
         X, y = np.asarray(X, np.float64), np.asarray(y, np.float64)
         if X.ndim != 2 or y.shape != X.shape[:1]:
             raise InputError(f"examples are X (n, d) and y (n,); found shapes {X.shape} and {y.shape}")

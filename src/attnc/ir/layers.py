@@ -13,6 +13,10 @@ from attnc.numerics.arrays import Bool, Float, Int
 EVERY_QUERY = -1
 """The segment of a key that every query may see."""
 
+MOST_VIEWS = 8
+"""Maximum number of segments of a mask whose queries an export takes apart. With more, all scores are computed, and
+those of keys that a query does not see are hidden. Masks with many segments have few tokens: one for each weight."""
+
 
 class _WithoutHeads:
     """The attributes that an attention layer sets and the other layers do not need."""
@@ -62,6 +66,7 @@ class Affine(_WithoutHeads):
 
     @property
     def num_parameters(self) -> int:
+        """The number of stored non-zeros of the layer."""
         return self.weight.num_nonzeros + self.constant.num_nonzeros
 
     def astype(self, dtype: str) -> Affine:
@@ -102,6 +107,10 @@ class Mask:
         has_own = np.isin(self.query_segments, self.key_segments)
         segments = np.where(has_own, self.query_segments, EVERY_QUERY)
         return [(queries, own[segment]) for segment, queries in _positions(segments).items()]
+
+    def views(self) -> list[tuple[Int[np.ndarray, " queries"], Int[np.ndarray, " seen"]]]:
+        """Return the queries that see the same keys, with all keys that they see, in ascending order."""
+        return [(queries, np.sort(np.concatenate([self.shared, own]))) for queries, own in self.groups()]
 
     def num_visible(self) -> Int[np.ndarray, " queries"]:
         """Return the number of keys that each query sees."""
@@ -150,6 +159,7 @@ class Head:
 
     @property
     def num_parameters(self) -> int:
+        """The number of stored non-zeros of the head."""
         return sum(int(np.count_nonzero(W)) for W in self.matrices.values())
 
     def astype(self, dtype: str) -> Head:
@@ -200,6 +210,7 @@ class Attention:
 
     @property
     def num_parameters(self) -> int:
+        """The number of stored non-zeros of the layer."""
         return sum(head.num_parameters for head in self.heads)
 
     def astype(self, dtype: str) -> Attention:
@@ -232,6 +243,7 @@ class Softmax(_WithoutHeads):
     num_parameters: ClassVar[int] = 0
 
     def astype(self, dtype: str) -> Softmax:
+        """Return the layer itself: it has no numbers to cast."""
         return self
 
 

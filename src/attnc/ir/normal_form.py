@@ -358,6 +358,12 @@ class NormalForm(Generic[F]):
     output: F
     num_inputs: int
 
+    @property
+    def num_scores(self) -> int:
+        """The number of scores of one point: queries × keys, whatever a mask hides."""
+        heads = (head for stage in self.stages if isinstance(stage, AttentionStage) for head in stage.heads)
+        return sum(head.queries.shape[0] * head.keys.shape[0] for head in heads)
+
 
 def normal_form(program: Program, numbers: type[F] = FloatForm) -> NormalForm[F]:  # type: ignore[assignment]
     """Fold the layers of the memory and then those of the main stream, in one type of numbers."""

@@ -78,6 +78,7 @@ class Program:
 
     @property
     def all_layers(self) -> tuple[Layer, ...]:
+        """The layers of the memory, and then those of the network."""
         return self.memory + self.layers
 
     @property
@@ -88,6 +89,7 @@ class Program:
 
     @property
     def dtype(self) -> np.dtype[np.floating]:
+        """The type of all stored numbers."""
         for layer in self.all_layers:
             if isinstance(layer, Affine):
                 return layer.weight.values.dtype
@@ -97,18 +99,22 @@ class Program:
 
     @property
     def num_parameters(self) -> int:
+        """The number of stored non-zeros."""
         return sum(layer.num_parameters for layer in self.all_layers)
 
     @property
     def num_heads(self) -> int:
+        """The number of attention heads."""
         return sum(len(layer.heads) for layer in self.all_layers)
 
     @property
     def num_attention_layers(self) -> int:
+        """The number of attention layers."""
         return sum(isinstance(layer, Attention) for layer in self.all_layers)
 
     @property
     def num_anchors(self) -> int:
+        """The number of keys that a query meets, summed over heads and layers."""
         from attnc.ir.shapes import key_counts
 
         return sum(key_counts(self))
@@ -132,6 +138,7 @@ class Program:
         return [a.reshape(len(a), *token_shape(shape)) for a, shape in zip(arrays, self.input_shapes, strict=True)]
 
     def from_tokens(self, state: Float[np.ndarray, "batch tokens width"]) -> Float[np.ndarray, "batch ..."]:
+        """Return the last state of tokens in the shape of the output."""
         return state.reshape(len(state), *self.output_shape)
 
 

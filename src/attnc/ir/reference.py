@@ -153,7 +153,7 @@ def _attention(
 def _views(mask: Mask | None, num_queries: int, *, whole: bool) -> list[tuple[np.ndarray, np.ndarray | slice]]:
     """Pair the queries of each segment with their visible keys if a mask has few segments, otherwise all with all."""
     if mask is not None and not whole and len(np.unique(mask.query_segments)) <= FEW_SEGMENTS:
-        return [(queries, np.sort(np.concatenate([mask.shared, own]))) for queries, own in mask.groups()]
+        return list(mask.views())
     return [(np.arange(num_queries), slice(None))]
 
 

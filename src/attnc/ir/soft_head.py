@@ -125,6 +125,21 @@ class SoftHead(Generic[N]):
         moved = self.values + np.einsum("koi,ni->nko", self.carried, x)
         return np.asarray((weights[:, :, None] * moved).sum(axis=1))
 
+    def gradients(
+        self: SoftHead[np.ndarray], x: Float[np.ndarray, "points d"]
+    ) -> Float[np.ndarray, "points outputs d"]:
+        """Return Σ_k w_k (v_k + V_k·x − A)(a_k − ā) + Σ_k w_k V_k at points."""
+        weights, moved = self.weights(x), self.values[None]
+        if self.carried is not None:
+            moved = moved + np.einsum("koi,ni->nko", self.carried, x)
+        apart = moved - (weights[:, :, None] * moved).sum(axis=1, keepdims=True)
+        mean = weights @ self.slopes
+        weighted = weights[:, :, None] * apart
+        found = np.einsum("nko,ki->noi", weighted, self.slopes) - weighted.sum(axis=1)[:, :, None] * mean[:, None]
+        if self.carried is not None:
+            found += np.einsum("nk,koi->noi", weights, self.carried)
+        return np.asarray(found)
+
     def log_sum(self: SoftHead[np.ndarray], x: Float[np.ndarray, "points d"]) -> Float[np.ndarray, " points"]:
         """Return log Σ_k e^{s_k(x)}."""
         scores = self.scores(x)

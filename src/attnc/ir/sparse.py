@@ -40,25 +40,31 @@ class Sparse:
 
     @classmethod
     def from_dense(cls, array: Float[np.ndarray, "*shape"]) -> Sparse:
+        """Return the non-zeros of an array."""
         where = np.nonzero(array)
         return cls(array.shape, np.stack(where, axis=1).astype(np.int32), array[where])
 
     @classmethod
     def zeros(cls, shape: tuple[int, ...], dtype: Any) -> Sparse:
+        """Return an array without non-zeros."""
         return cls(shape, np.zeros((0, len(shape)), np.int32), np.zeros(0, dtype))
 
     @property
     def num_nonzeros(self) -> int:
+        """The number of stored entries."""
         return int(np.count_nonzero(self.values))
 
     @property
     def nbytes(self) -> int:
+        """The bytes of the stored entries and their indices."""
         return self.index.nbytes + self.values.nbytes
 
     def astype(self, dtype: Any) -> Sparse:
+        """Return the array with its entries in another dtype."""
         return Sparse(self.shape, self.index, self.values.astype(dtype))
 
     def dense(self) -> Float[np.ndarray, "*shape"]:
+        """Return the array with its zeros."""
         array = np.zeros(self.shape, self.values.dtype)
         array[tuple(self.index.T)] = self.values
         return array

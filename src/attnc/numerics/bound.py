@@ -52,6 +52,7 @@ class Bound:
 
     @property
     def value(self) -> float:
+        """The sum of the terms, rounded up."""
         exact = math.fsum(term.value for term in self.terms)  # correctly rounded, so one step up is above the sum
         return math.nextafter(exact, math.inf) if exact > 0 else exact
 

@@ -5,7 +5,7 @@
 nest: an inner one is never longer than the one around it.
 
 Time on the wall depends on the machine and its load, and so would a result that depends on it. Limits within a piece of
-work are therefore *counted* seconds. Long steps add what they usually take, found from the sizes of their arrays alone
+work are therefore *counted* seconds. Long steps add their usual time, found from the sizes of their arrays alone
 (`spend`). Then the same call has the same result everywhere, unless the limit of the whole call is reached. Counted
 seconds raise nothing: only `is_time_over` looks at them.
 

@@ -29,18 +29,19 @@ def loss_figure(model: Any) -> Figure:
     """Draw both losses, less their smallest value, and below them the distance between the weights of the two."""
     if not hasattr(model, "task_"):
         raise InputError(f"{type(model).__name__} has no steps to show, or is not fitted")
-    objective = Objective.of(model.task_, model.prompt_[-model.task_.prompt.rows :])
+    tokens = model.prompt_[-model.task_.prompt.rows :]
+    objective = Objective.of(model.task_, tokens)
     exact = objective.exact_trajectory(model.trajectory_[0])
     steps, by_attention = loss_path(objective, model.trajectory_)
     _, by_numpy = loss_path(objective, exact)
     least = min(by_attention.min(), by_numpy.min())
     floor = max(1e-16 * abs(least), 1e-300)
-    note = f"{model.n_iter_} steps of {model.task_.schedule.method}, {objective.X.shape[0]} examples of "
-    note += f"{objective.X.shape[1]} weights; the attention program and exact gradient steps"
+    note = f"{model.n_iter_} steps of the method {model.method}, {np.count_nonzero(tokens[:, -2])} examples of "
+    note += f"{objective.X.shape[1]} weights; the attention program and exact steps"
     picture = style.new_figure(8.0, 5.6, f"{type(model).__name__}: loss against layer", note)
     above, below = picture.subplots(2, 1, sharex=True)
     for losses, colour, width, opacity, name in (
-        (by_numpy, style.ORANGE, 4.0, 0.5, "exact gradient"),
+        (by_numpy, style.ORANGE, 4.0, 0.5, "exact steps"),
         (by_attention, style.BLUE, 1.3, 1.0, "attention program"),
     ):
         shown = np.maximum(losses - least, floor)
@@ -51,6 +52,7 @@ def loss_figure(model: Any) -> Figure:
     below.plot(steps, np.maximum(apart, 1e-300), color=style.BLUE, linewidth=1.3)
     style.set_title(below, "distance between the two", "|w by attention − w by exact steps|")
     below.set_xlabel("step", color=style.INK)
+    below.xaxis.get_major_locator().set_params(integer=True)
     for axes, values in ((above, by_attention - least), (below, apart)):
         if (values > 0).sum() > 1:
             axes.set_yscale("log")
@@ -60,15 +62,16 @@ def loss_figure(model: Any) -> Figure:
 
 
 def plot_attention(
-    model: Any, path: str | os.PathLike[str], *, layer: str = "gradient1", heads: Sequence[int] | None = None
+    model: Any, path: str | os.PathLike[str], *, layer: str | None = None, heads: Sequence[int] | None = None
 ) -> None:
-    """Write the picture of the attention of chosen heads of one layer over the prompt."""
+    """Write the picture of the attention of chosen heads of one layer over the prompt: by default the first layer."""
     write_figure(path, lambda: attention_figure(model, layer=layer, heads=heads))
 
 
-def attention_figure(model: Any, *, layer: str = "gradient1", heads: Sequence[int] | None = None) -> Figure:
+def attention_figure(model: Any, *, layer: str | None = None, heads: Sequence[int] | None = None) -> Figure:
     """Draw one row per head: the weight of each token divided by the mean, less 1. The sinks are left out."""
-    program = model.program_
+    program = model.program_.program
+    layer = layer or next(each.name for each in program.layers if each.heads)
     inputs = [model.start_, model.prompt_] if len(program.input_shapes) > 1 else [model.prompt_]
     maps = attention_map(program, inputs, layer, heads)
     rows = model.task_.prompt.rows

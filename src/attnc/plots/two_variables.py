@@ -110,7 +110,7 @@ def _selecting(subject: PlotSubject) -> Iterator[tuple[str, LayerSoftmaxes]]:
 
 
 def _cells_along(subject: PlotSubject) -> int:
-    """Return the largest number of cells along an axis through the middle of the box."""
+    """Return the largest number of cells per axis, along a line through the middle of the box."""
     box, last = subject.network.box, last_layer(subject.form, subject.output)
     return max(last.count_along(along_variable(box, axis).share) for axis in range(box.d))
 

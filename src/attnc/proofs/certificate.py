@@ -21,7 +21,7 @@ from attnc.numerics.arrays import Float
 from attnc.numerics.bound import Term
 from attnc.numerics.rounding import up
 from attnc.proofs.cells.branching import Leaf
-from attnc.proofs.proof import Beyond, Evidence, HeadProof, Leaves, Points, Proof, Stages
+from attnc.proofs.proof import Beyond, Evidence, Excluded, GradientProof, HeadProof, Leaves, Points, Proof, Stages
 from attnc.targets.box import Box, show_intervals
 
 FORMAT = "attnc.certificate/1"
@@ -33,9 +33,11 @@ TRUSTED = "the theorem of the construction holds for these weights: `attnc verif
 TAILS = "beyond the core of the box the bound is for exact arithmetic: rounding grows with |x| there"
 E = TypeVar("E", Leaves, Stages, Points)
 CLAIM_FIELDS = ("dtype", "norm", "bound", "observed", "terms", "assumptions", "method", "complete")
+GRADIENT_FIELDS = ("eps", "bound", "observed", "terms", "complete")
 HEAD_FIELDS = tuple(field.name for field in dataclasses.fields(HeadProof) if field.name != "like")
 LIKE_FIELDS = ("stage", "channel", "name", "term", "argument", "argument_as", "like")
-"""The fields of a certificate, of a head, and of a head that is like another, in the order of the file."""
+"""The fields of a certificate, of its bound of gradients, of a head, and of a head that is like another. They are in
+the order of the file."""
 
 
 class Standing(enum.Enum):
@@ -90,6 +92,8 @@ class Certificate:
         The part of the bound for engines that leave out far anchors.
     evidence : Leaves, Stages, Points or None
         The proof: cells that cover the box, heads, or the points of a table. A theorem of a construction has none.
+    gradient : GradientProof or None
+        The bound of the errors of all partial derivatives, with its proof. None if it was not asked for.
     standing : Standing
         "proven" in this process, "stated" by a file, or a file's and "re-proved" on this machine. Files do not have it.
 
@@ -115,6 +119,7 @@ class Certificate:
     complete: bool = True
     truncation: float = 0.0
     evidence: Evidence | None = None
+    gradient: GradientProof | None = None
     standing: Standing = dataclasses.field(default=Standing.PROVEN, compare=False)
 
     def __repr__(self) -> str:
@@ -140,12 +145,33 @@ class Certificate:
 
     @property
     def is_of_table(self) -> bool:
+        """Whether the claim is about the points of a table alone."""
         return self.at_points is not None
 
     @property
     def num_points(self) -> int:
         """The number of points of the table that the claim is about, or 0 if it is not about a table."""
         return 0 if self.at_points is None else self.at_points.count
+
+    @property
+    def gradient_bound(self) -> float | None:
+        """The bound of |∂network/∂x_i − ∂f/∂x_i| away from kinks, rounding included. None if none was proved."""
+        return None if self.gradient is None else self.gradient.bound
+
+    @property
+    def gradient_observed(self) -> float | None:
+        """The largest error of a partial derivative seen at samples. It proves nothing."""
+        return None if self.gradient is None else self.gradient.observed
+
+    @property
+    def gradient_eps(self) -> float | None:
+        """The largest error of partial derivatives that was asked for."""
+        return None if self.gradient is None else self.gradient.eps
+
+    @property
+    def excluded(self) -> tuple[Excluded, ...]:
+        """The neighbourhoods of kinks in which nothing is claimed about gradients."""
+        return () if self.gradient is None else self.gradient.excluded
 
     @property
     def num_leaves(self) -> int:
@@ -202,7 +228,18 @@ class Certificate:
         return self._leaves.beyond
 
     def bound_at(self, x: float) -> float | None:
-        """The bound at a point x of one variable, rounding included; None where no such bound is proved."""
+        """Return the bound at a point of one variable, rounding included.
+
+        Parameters
+        ----------
+        x : float
+            The point. Beyond the core of an infinite range the bound grows with |x|.
+
+        Returns
+        -------
+        float or None
+            None where no such bound is proved.
+        """
         if self.core is None or self.core[0] <= x <= self.core[1]:
             return self.pointwise_bound
         if self.pointwise_bound is None or self.beyond is None or not abs(x) <= self.beyond.reach:
@@ -241,7 +278,18 @@ class Certificate:
         return lo, hi
 
     def worst_box(self, box: Box) -> dict[str, tuple[float, float]] | None:
-        """Return the ends of the leaf with the largest bound, by variable. None if there are no leaves."""
+        """Return the ends of the leaf with the largest bound.
+
+        Parameters
+        ----------
+        box : Box
+            The box of the network.
+
+        Returns
+        -------
+        dict or None
+            (lo, hi) by variable. None if there are no leaves.
+        """
         if not len(self.leaf_bounds):
             return None
         lo, hi = self.cells(box)
@@ -270,6 +318,7 @@ class Certificate:
             "stages": [_head_json(head) for head in heads.heads],
             "outputs": _plain(heads.outputs),
             **_stated(axes=heads.axes),
+            **({} if self.gradient is None else {"gradient": _gradient_json(self.gradient)}),
         }
 
     @classmethod
@@ -281,8 +330,14 @@ class Certificate:
                     f"certificate: its format is {data['format']!r:.60}, and this version of attnc reads {FORMAT!r}. "
                     "Use the version of attnc that wrote it, or compile the network again."
                 )
-            stated = {name: data[name] for name in get_type_hints(cls) if name not in ("evidence", "standing")}
-            claim = dataclasses.replace(_typed(stated, cls), evidence=_read_evidence(data), standing=Standing.STATED)
+            apart = ("evidence", "standing", "gradient")
+            stated = {name: data[name] for name in get_type_hints(cls) if name not in apart}
+            claim = dataclasses.replace(
+                _typed(stated, cls),
+                evidence=_read_evidence(data),
+                gradient=_read_gradient(data),
+                standing=Standing.STATED,
+            )
             claim._require_consistent()
         except KeyError as error:
             raise FileError(f"certificate: the field {error} is missing") from None
@@ -302,9 +357,38 @@ class Certificate:
         if self.norm == "inf":
             largest = float(np.max(self.leaf_bounds, initial=0.0))
             parts |= {"its largest leaf": largest, "the observed error": self.observed or 0.0}
+        gradient = self.gradient
+        if gradient is not None:
+            largest = max(gradient.observed, float(gradient.leaves.bounds.max()))
+            if not 0 <= largest <= gradient.bound:
+                raise ValueError(
+                    f"the bound {gradient.bound:.6g} of gradients is below {largest:.6g}: it was not proved"
+                )
         for part, least in parts.items():
             if self.bound is not None and self.bound < least * (1 - 2.0**-40):
                 raise ValueError(f"the bound {self.bound:.6g} is below {part}, {least:.6g}: it was not proved")
+
+
+def _gradient_json(proof: GradientProof) -> dict[str, Any]:
+    return {
+        **{name: _plain(getattr(proof, name)) for name in GRADIENT_FIELDS},
+        "excluded": [dataclasses.asdict(each) for each in proof.excluded],
+        "leaves": _plain(proof.leaves),
+        "leaf_bounds": proof.leaves.bounds.tolist(),
+    }
+
+
+def _read_gradient(data: Mapping[str, Any]) -> GradientProof | None:
+    stated = _typed(data.get("gradient"), dict | None)
+    if stated is None:
+        return None
+    entries, bounds = _typed(stated["leaves"], list), np.array(_typed(stated["leaf_bounds"], Numbers))
+    if not len(bounds) == len(entries) > 0:
+        raise ValueError(f"{len(bounds):,} leaf_bounds for {len(entries):,} leaves of gradients")
+    leaves = Leaves(tuple(Leaf.from_json(entry, len(data["box"])) for entry in entries), bounds)
+    fields = {name: stated[name] for name in (*GRADIENT_FIELDS, "excluded")}
+    hints = get_type_hints(GradientProof)
+    return GradientProof(**{name: _typed(value, hints[name]) for name, value in fields.items()}, leaves=leaves)
 
 
 def _plain(value: Any) -> Any:

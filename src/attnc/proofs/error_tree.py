@@ -62,6 +62,16 @@ def error_tree(certificate: Certificate, box: Box | None = None) -> ErrorNode:
     return ErrorNode("bound", where, total, 1.0, children=tuple(nodes))
 
 
+def gradient_tree(certificate: Certificate) -> ErrorNode | None:
+    """Return the terms of the bound of partial derivatives as a tree; None if there is none."""
+    if certificate.gradient is None:
+        return None
+    terms = certificate.gradient.terms
+    total = math.fsum(term.value for term in terms)
+    nodes = [ErrorNode(term.name, term.reason, term.value, term.value / (total or 1.0)) for term in terms]
+    return ErrorNode("gradient", "of every variable and output", total, 1.0, children=tuple(nodes))
+
+
 def _by_term(heads: Sequence[HeadProof]) -> list[list[HeadProof]]:
     """Group the heads of one stage that share a term of the ledger, such as the units of a layer of a ReLU network."""
     groups: dict[tuple[str, str], list[HeadProof]] = {}

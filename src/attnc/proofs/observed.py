@@ -93,6 +93,21 @@ def observed_error(
     return max(float(errors.max()), _uphill(errors_at, box, points, errors))
 
 
+def observed_gradient_error(
+    errors_at: Callable[[np.ndarray], np.ndarray],
+    box: Box,
+    work_per_point: int,
+    further: Float[np.ndarray, "points d"],
+    seed: int = 0,
+) -> float:
+    """Return the largest of the errors at a sample and at further points, and uphill from the worst of these points."""
+    count = int(min(MAX_SAMPLES, max(MIN_SAMPLES, MAX_WORK // max(1, work_per_point))))
+    ends = _at_ends(box)
+    points = np.concatenate([sample_points(box, count, seed), ends[:: max(1, 2 * len(ends) // count)], further])
+    errors = errors_at(points)
+    return max(float(errors.max()), _uphill(errors_at, box, points, errors))
+
+
 def _reach(target: Target) -> float:
     """Return a distance from 0 beyond which a target on an infinite box is nearly affine, or REACH if none is found."""
     box = target.box

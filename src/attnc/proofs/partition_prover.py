@@ -1,8 +1,8 @@
 """Proofs of partitions: one head with constant keys that are all combinations of rows, one row for each variable.
 
 The theorem is that of `kinds.axis_keys`, with the strips of `StripRows`. Scores and values are linear in the numbers
-that a key stores, its constants in some channels. So a program with a few other keys says all about the head. One key
-for each channel has a 1 there and 0 elsewhere: its score is what a unit of that number adds. One more key has the
+that a key stores, its constants in some channels. So a program with a few other keys determines the head. One key
+for each channel has a 1 there and 0 elsewhere: its score is the part of one unit of that number. One more key has the
 largest number of each channel: its errors are at least those of every key. The keys themselves are only a table of
 numbers. So a partition of 10^6 cells is read in seconds, and f is compared with every value.
 """
@@ -156,7 +156,7 @@ def _not_powers(sizes: Float[np.ndarray, " channels"], dtype: np.dtype[np.floati
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
-    """The rows of one variable by ascending slopes: their numbers in some channels, and what these add to scores."""
+    """The rows of one variable by ascending slopes: their numbers in some channels, and their parts of scores."""
 
     numbers: Float[np.ndarray, "rows channels"]
     channels: Int[np.ndarray, " channels"]
@@ -239,7 +239,7 @@ def _partition(keys: _StoredKeys, part: QueryEnclosure, box: Box, goal: float) -
 def _grid(
     keys: _StoredKeys, rows: Sequence[_Rows], shared: Int[np.ndarray, " channels"], offsets: Interval
 ) -> tuple[Int[np.ndarray, "*rows"], tuple[Float[np.ndarray, " rows"], ...], float]:
-    """Return the key of every combination of rows, what each row adds to the shared offsets, and the largest misfit.
+    """Return the key of every combination of rows, the share of each row in the offsets, and the largest misfit.
 
     The channels `shared` add an offset that depends on no variable. Raise ProgramError unless keys are all combinations
     of rows, each once.
@@ -265,7 +265,7 @@ def _score_errors(
     """Return the errors of computed scores: those of every key, and for each variable those of the query.
 
     An error of the query, the same for all keys, moves the point at which their scores are taken. It changes the
-    differences of neighbouring rows by what is returned. In float64 it counts as an error of every key.
+    differences of neighbouring rows by the returned number. In float64 it counts as an error of every key.
     """
     (head,), reach = roundings.heads, up(reach * (1 + 2 * roundings.unit), 2)
     fine = head.scores

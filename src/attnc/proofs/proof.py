@@ -194,6 +194,68 @@ class Proof:
     complete: bool = True
 
 
+@dataclass(frozen=True)
+class Excluded:
+    """The points with lo ≤ argument ≤ hi are not covered by a bound of gradients, because f has a kink there.
+
+    Attributes
+    ----------
+    argument : str
+        The variable.
+    lo, hi : float
+        The ends of the neighbourhood of the kink.
+
+    Examples
+    --------
+    >>> import attnc
+    >>> claim = attnc.compile("relu(x)", {"x": (-1, 1)}, 1e-3, norm="C1", gradient_eps=1e-3).certificate
+    >>> [(band.argument, band.lo < 0 < band.hi) for band in claim.excluded]
+    [('x', True)]
+    """
+
+    argument: str
+    lo: float
+    hi: float
+
+
+@dataclass(frozen=True)
+class GradientProof:
+    """|∂network/∂x_i − ∂f/∂x_i| ≤ bound for every variable and output, rounding included, away from kinks.
+
+    Attributes
+    ----------
+    eps : float
+        The largest error of gradients that was asked for.
+    bound : float
+        The bound that was proved.
+    observed : float
+        The largest error of gradients seen at samples. It proves nothing.
+    terms : tuple of Term
+        The parts of the bound.
+    complete : bool
+        False where time ran out before the bound was as small as it can be.
+    excluded : tuple of Excluded
+        The neighbourhoods of kinks, where nothing is claimed.
+    leaves : Leaves
+        The cells that cover the box. Those of the kind "excluded" lie in these neighbourhoods.
+
+    Examples
+    --------
+    >>> import attnc
+    >>> claim = attnc.compile("sin(x)", {"x": (-3, 3)}, 1e-4, norm="C1", gradient_eps=1e-2).certificate
+    >>> claim.gradient.observed <= claim.gradient.bound <= claim.gradient.eps
+    True
+    """
+
+    eps: float
+    bound: float
+    observed: float
+    terms: tuple[Term, ...]
+    complete: bool
+    excluded: tuple[Excluded, ...]
+    leaves: Leaves
+
+
 def proof_by_leaves(
     covering: Covering,
     *,

@@ -83,7 +83,7 @@ def stock_checkpoint(
     Raises
     ------
     InputError
-        If the target cannot be exported: the message says why, and what can.
+        If the target cannot be exported: the message gives the reason, and names exports that are possible.
     BoundNotMet
         If no bound can be proved.
     """

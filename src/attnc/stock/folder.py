@@ -32,7 +32,7 @@ print(f([{middle}]))"""
 def save_checkpoint(
     path: PathLike, checkpoint: Checkpoint, claim: Certificate, expression: str | None, made: str
 ) -> None:
-    """Write the folder, whole or not at all. `made` says where its heads come from."""
+    """Write the folder, whole or not at all. `made` is the origin of its heads."""
     box = checkpoint.network.box
     weights = pack_tensors(checkpoint.tensors(), {"format": "pt"})
     stated = {"format": FORMAT, "expression": expression, "box": box.as_json(), **checkpoint.names()}

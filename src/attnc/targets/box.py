@@ -41,7 +41,19 @@ class Box:
 
     @classmethod
     def parse(cls, given: BoxLike, names: Sequence[str] | None = None) -> Box:
-        """Make a box from {name: (lo, hi)}, or from pairs in the order of `names` (x0, x1, … by default)."""
+        """Make a box from ranges.
+
+        Parameters
+        ----------
+        given : mapping or sequence
+            {name: (lo, hi)}, or pairs (lo, hi) in the order of `names`.
+        names : sequence of str, optional
+            The variables, by default x0, x1, ….
+
+        Returns
+        -------
+        Box
+        """
         if isinstance(given, Mapping):
             order: Sequence[str] = tuple(given)
             pairs: list[Any] = list(given.values())
@@ -87,6 +99,7 @@ class Box:
 
     @property
     def widths(self) -> Float[np.ndarray, " d"]:
+        """The lengths of the sides."""
         return self.hi - self.lo
 
     @property
@@ -95,7 +108,16 @@ class Box:
         return np.maximum(np.abs(self.lo), np.abs(self.hi))
 
     def contains(self, points: Float[np.ndarray, "batch d"]) -> np.ndarray:
-        """Return whether each point is in the box."""
+        """Return whether each point is in the box.
+
+        Parameters
+        ----------
+        points : array of shape (batch, d)
+
+        Returns
+        -------
+        Array of bool, of shape (batch,).
+        """
         return np.all((points >= self.lo) & (points <= self.hi), axis=1)
 
     def as_dict(self) -> dict[str, tuple[float, float]]:

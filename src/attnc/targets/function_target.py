@@ -32,10 +32,10 @@ class FunctionTarget(Target, abc.ABC):
     |∂²f/∂x_i²| of every output along every axis. A bound of the Hessian's norm is such a bound.
 
     Theorem.  The multilinear interpolant If of f at the corners of a cell with half-widths r is within
-              min(lipschitz·|r|₂, hessian_bound·Σ r_i²/2) of f on the cell.
-    Proof.    If(x) = Σ w_v f(v) with w ≥ 0, Σ w = 1, Σ w_v v = x: |f − If| ≤ L Σ w_v |x − v| ≤ L (Σ w_v |x − v|²)^½ =
-              L (Σ_i (x_i − a_i)(b_i − x_i))^½. Axis by axis, f − I_1…I_d f = Σ_i I_1…I_{i−1}(f − I_i f), and linear
-              interpolation on an axis has an error of at most M r_i²/2.
+              min(Λ·|r|₂, Γ·Σ r_i²/2) of f on the cell, where Λ is `lipschitz` and Γ is `hessian_bound`.
+    Proof.    If(x) = Σ w_v f(v) with w ≥ 0, Σ w = 1, Σ w_v v = x: |f − If| ≤ Λ Σ w_v |x − v| ≤ Λ (Σ w_v |x − v|²)^½ =
+              Λ (Σ_i (x_i − a_i)(b_i − x_i))^½. Axis by axis, f − I_1…I_d f = Σ_i I_1…I_{i−1}(f − I_i f), and linear
+              interpolation along one axis has an error of at most Γ r_i²/2.
     """
 
     fn: Callable[..., Any]
@@ -247,7 +247,7 @@ class SequenceTarget(FunctionTarget):
         A Lipschitz constant from the 2-norm of the input to the max-norm of the output, taken on trust. Without it
         nothing is proved, and the certificate has no bound.
     hessian_bound : float, optional
-        A bound on the 2-norm of the Hessian of every output, taken on trust.
+        A bound of |∂²f/∂x_i²| of every output along every axis, taken on trust.
 
     Raises
     ------

@@ -191,7 +191,24 @@ class ReLUNetwork(WeightedTarget):
 
     @classmethod
     def of_torch(cls, module: Any, box: BoxLike | tuple[float, float]) -> ReLUNetwork:
-        """Read a torch.nn.Sequential of Linear and ReLU in turn, in evaluation mode."""
+        """Read a torch.nn.Sequential of Linear and ReLU in turn, in evaluation mode.
+
+        Parameters
+        ----------
+        module : torch.nn.Sequential
+            Linear, ReLU, …, Linear. Dropout and Identity are left out.
+        box : mapping, sequence or pair
+            The range of every input, or one range for all of them.
+
+        Returns
+        -------
+        ReLUNetwork
+
+        Raises
+        ------
+        InputError
+            If the module has other parts.
+        """
         parts = [part for part in module if type(part).__name__ not in ("Dropout", "Identity")]
         names = [type(part).__name__ for part in parts]
         if not names or names != [("Linear", "ReLU")[i % 2] for i in range(len(names))] or names[-1] != "Linear":

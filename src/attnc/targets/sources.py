@@ -30,7 +30,8 @@ def as_target(
     box : mapping or sequence
         The range of every variable, {name: (lo, hi)} or pairs in the order of the variables. A Target has its own.
     lipschitz, hessian_bound : float, optional
-        Constants of a callable, taken on trust. For other sources they are derived.
+        Constants of a callable, taken on trust: a Lipschitz constant from the 2-norm of all inputs to the largest
+        output, and a bound of every |∂²f/∂x_i²|. For other sources they are derived.
     p : float
         The norm of the error: ∞, or a number ≥ 1, which allows jumps.
 

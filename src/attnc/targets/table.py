@@ -139,7 +139,7 @@ class TableTarget(Target):
 
     def variation(self, cells: Interval, centres: Points, values: Values | None = None) -> Float[np.ndarray, " cells"]:
         raise InputError(
-            f"a {self.describe()} says nothing between its points, so no bound over a box follows from it. Use a "
+            f"a {self.describe()} has no values between its points, so no bound over a box follows from it. Use a "
             "construction made for tables (construction='auto'), or give an expression or a function."
         )
 

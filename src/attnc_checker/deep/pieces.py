@@ -9,6 +9,7 @@ from typing import NamedTuple
 from flint import arb
 
 from attnc_checker.deep.claims import StageClaim
+from attnc_checker.derivatives import DERIVATIVES
 from attnc_checker.expressions import Function, Smooth, evaluate, parse
 from attnc_checker.jets import Model, Models, Poly, variable
 from attnc_checker.ranges import UNKNOWN, Box, Range, Ranges, coefficients, hull, outward
@@ -18,24 +19,8 @@ PIECES, NEAR_ENDS = 256, 48
 """Numbers of equal pieces of an interval on which slopes are found, and of geometric pieces towards each end. The
 prover uses half as many, so that its slopes are no narrower than those here."""
 ZERO, LINEAR = (arb(0), arb(0)), variable(0, 1)
-SLOPES = {
-    "sin": "cos(t)",
-    "cos": "-sin(t)",
-    "tan": "1 + tan(t)**2",
-    "exp": "exp(t)",
-    "log": "1/t",
-    "tanh": "1 - tanh(t)**2",
-    "sinh": "cosh(t)",
-    "cosh": "sinh(t)",
-    "atan": "1/(1 + t**2)",
-    "asin": "1/sqrt(1 - t**2)",
-    "acos": "-1/sqrt(1 - t**2)",
-    "erf": "2/sqrt(pi)*exp(-t**2)",
-    "sigmoid": "(1 - tanh(t/2)**2)/4",
-    "softplus": "sigmoid(t)",
-}
-"""Derivatives, in a form that interval arithmetic encloses tightly. Other derivatives come from Taylor coefficients."""
-DERIVATIVES = {name: parse(text, ["t"]) for name, text in SLOPES.items()}
+PARSED = {name: parse(text, ["t"]) for name, text in DERIVATIVES.items()}
+"""Derivatives that interval arithmetic encloses tightly. Others come from Taylor coefficients."""
 
 
 class Piece(NamedTuple):
@@ -123,8 +108,8 @@ class _Slopes(Models):
         return Model({**poly, 0: hull(range_)}, range_)
 
     def apply(self, name: Smooth, a: Model) -> Model:
-        if isinstance(name, str) and name in DERIVATIVES:
-            slope = hull(evaluate(DERIVATIVES[name], Ranges([a.range]))[0])
+        if isinstance(name, str) and name in PARSED:
+            slope = hull(evaluate(PARSED[name], Ranges([a.range]))[0])
         else:
             slope = coefficients(name, a.range, 2)[1]
         return self.model({LINEAR: slope * _slope(a)}, arb(0), self.ranges.apply(name, a.range))

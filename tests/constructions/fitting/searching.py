@@ -9,5 +9,5 @@ from attnc.targets.target import Target
 
 
 def partition_of(target: Target, eps: float, **options) -> AdaptivePartition:
-    """What the constructions build from: the search is deterministic."""
+    """The search from which the constructions build is deterministic."""
     return LeafSearch(target, Request(eps, **options), "max_affine", self_attention).partition(eps)

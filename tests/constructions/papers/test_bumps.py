@@ -1,4 +1,4 @@
-"""two_layer and attention_softmax: jumps in L_p, the layers, and what they cost."""
+"""two_layer and attention_softmax: jumps in L_p, the layers, and their costs."""
 
 from __future__ import annotations
 

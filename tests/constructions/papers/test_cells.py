@@ -49,7 +49,7 @@ def error_of(built: Built | Network, target: Target, points: np.ndarray | None =
 
 
 def size_of(built: Built | Network) -> int:
-    """What max_anchors limits: the keys that queries meet, and the features of a softmax."""
+    """The argument max_anchors limits the keys that queries meet, and the features of a softmax."""
     features = sum(len(layer.channels) for layer in built.program.layers if isinstance(layer, Softmax))
     return built.program.num_anchors + features
 

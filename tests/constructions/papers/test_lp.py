@@ -1,4 +1,4 @@
-"""L_p: targets that jump, cell averages, the boundary layer; errors by quadrature on a grid that knows the jumps."""
+"""L_p: targets that jump, cell averages, the boundary layer; errors by quadrature between the jumps."""
 
 from __future__ import annotations
 

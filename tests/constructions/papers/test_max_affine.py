@@ -44,7 +44,7 @@ def test_a_grid_is_proved_axis_by_axis(text, box):
     [("sin(200*x)", [(-3, 3)], 0.01, 60_000), ("sin(300*x)+y", [(-3, 3)] * 2, 0.5, 41_000)],
 )
 def test_a_grid_for_many_periods_is_as_fine_as_the_slope_asks(text, box, eps, least):
-    """32 or 512 cells hold whole periods of these: their variation says nothing about the rate at which it falls."""
+    """32 or 512 cells hold whole periods of these: from their variation alone no rate follows."""
     built = attnc.constructions.max_affine(attnc.as_target(text, box), eps=eps)
     assert built.bound.value <= eps
     assert built.program.num_anchors <= 1.15 * least

@@ -1,4 +1,4 @@
-"""Proofs over dyadic cells: the leaves cover the box exactly, the bound holds, and it is close to what was seen."""
+"""Proofs over dyadic cells: the leaves cover the box exactly, the bound holds and is close to observed errors."""
 
 from __future__ import annotations
 

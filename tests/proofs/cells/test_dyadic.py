@@ -1,4 +1,4 @@
-"""Dyadic cells: as floats they cover what they name, and children part their cell."""
+"""Dyadic cells: as floats they cover the cells that they name, and children part their cell."""
 
 from __future__ import annotations
 

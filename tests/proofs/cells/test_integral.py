@@ -1,4 +1,4 @@
-"""L_p norms by leaves: sound against quadrature that knows the jumps, not vacuous, and exact where all is known."""
+"""L_p norms by leaves: sound against quadrature split at the jumps, not vacuous, and exact for exact functions."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from attnc_checker import check
 
 @pytest.mark.parametrize(("power", "end"), [(-120, 2.0**130), (100, 2.0**100)])
 def test_an_affine_map_that_overflows_is_not_proved(power, end):
-    """x itself may be more than the dtype holds, or what is made of it."""
+    """x itself, or a number computed from it, may be beyond the range of the dtype."""
     scale = AffineBuilder(1, ["x"], 1, ["y"])
     scale.link(0, "y", 0, "x", 2.0**power)
     target = attnc.as_target(f"x*2**({power})", {"x": (0, end)})

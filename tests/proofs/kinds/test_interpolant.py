@@ -1,4 +1,4 @@
-"""Python functions: what is proved of them rests on what was given, and on nothing else."""
+"""Python functions: their proofs rest on the given constants, and on nothing else."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ OWN = CallableTarget(wave, Box.parse([(-1, 1)]), lipschitz=1.0)
     ],
 )
 def test_nonsense_is_refused(source, box, options, words):
-    """Also what is given twice, or in the wrong place."""
+    """Constants given twice or in the wrong place are refused, too."""
     with pytest.raises(InputError, match=words):
         attnc.compile(source, box, 1e-3, **options)
 

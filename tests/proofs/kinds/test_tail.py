@@ -1,4 +1,4 @@
-"""Bounds on half-lines against Arb: no point beyond R is farther off, and they are of the size of what is seen."""
+"""Bounds on half-lines against Arb: no point beyond R is farther off, and they are of the size of observed errors."""
 
 from __future__ import annotations
 

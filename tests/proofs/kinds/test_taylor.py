@@ -1,4 +1,4 @@
-"""Taylor leaves contain what the stage computes, at any point of the box and for all weights; and they are tight."""
+"""Taylor leaves contain the values of the stage at any point of the box and for all weights; and they are tight."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ def test_polynomials_of_another_order_are_refused():
 
 
 def test_seen_errors_are_attained():
-    """What a leaf says it has seen is below the error at samples and the bound, and near both."""
+    """The error that a leaf reports as seen is below the error at samples and the bound, and near both."""
     box = [(-3.0, 3.0)]
     stage, f = spectral_stage("sin(x)", box, 13)
     centres, radii = cell_boxes(Box.parse(box), 4, cells(1, 4))

@@ -1,4 +1,4 @@
-"""No engine is farther from the exact result than the bound of the box; and the bound is not far above what is seen."""
+"""No engine is farther from the exact result than the bound of the box; the bound is close to observed errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors that are put in on purpose, at random, with any signs: none arrives larger than the forms say."""
+"""Errors that are put in on purpose, at random, with any signs: none arrives larger than the forms allow."""
 
 from __future__ import annotations
 

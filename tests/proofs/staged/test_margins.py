@@ -1,4 +1,4 @@
-"""The room that staged proofs leave for the checker: what it finds is within every claim, and claims are not loose."""
+"""The room that staged proofs leave for the checker: its bounds are within every claim, and claims are not loose."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CASES = {
     "a constant row": (CONSTANT_ROW, 0.02, "float64", "truncated_linear"),
 }
 LEAST_RATIO = 0.9
-"""What the checker finds for the whole network is at least this share of the claim: more room would be waste."""
+"""The checker's bound of the whole network is at least this share of the claim: more room would be waste."""
 
 
 def as_target(given: str | Target) -> Target:

@@ -1,4 +1,4 @@
-"""The stage contains what the stored weights define, exactly, and its radii are of the size of a few roundings."""
+"""The stage contains the exact function of the stored weights, and its radii are of the size of a few roundings."""
 
 from __future__ import annotations
 

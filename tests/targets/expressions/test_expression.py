@@ -1,4 +1,4 @@
-"""Expressions: values, ranges, mean values and gradients, each against Arb or what is known exactly."""
+"""Expressions: values, ranges, mean values and gradients, each against Arb or exact values."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ sys.addaudithook(_hook)
 
 @contextmanager
 def _guarded() -> Iterator[None]:
-    """Notes what is executed or opened, and interrupts what hangs (a minute is for machines under load)."""
+    """Notes calls that execute or open, and interrupts calls that hang (a minute is for machines under load)."""
     global _watching
 
     def stop(*_: object) -> None:

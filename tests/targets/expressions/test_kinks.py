@@ -45,7 +45,7 @@ def test_of_many_kinks_some_are_searched():
 
 @pytest.mark.parametrize("text", ["max(x, y)", "clip(min(1.3*x, 0.5*x), -0.7, 0.9)", "abs(x) + 0.1*x"])
 def test_the_error_at_a_kink_is_observed(text):
-    """It lives on a strip of width 1e-6: a sample of the box would not see it, nor know when a proof is close."""
+    """It lives on a strip of width 1e-6: a sample of the box would miss it, and never find a proof close."""
     names = sorted(Expression.parse(text).variables)
     claim = attnc.compile(text, box=dict.fromkeys(names, (-0.6, 0.7)), eps=1e-6).certificate
     assert claim.observed <= claim.bound <= 3 * claim.observed

@@ -114,7 +114,7 @@ REFUSED = [
     ("digits", [("9" * 401, 0), ("0." + "1" * 5000, 0)]),
     ("zeros", [("007", 0)]),
 ]
-"""What a message says, and the texts that get it with the position of the fault."""
+"""The words of a message, and the texts that get it with the position of the fault."""
 
 
 @pytest.mark.parametrize(

@@ -80,8 +80,8 @@ def compose(
 ) -> Built:
     """A deep program: affine maps compute sums, and one head computes each function of one part and each product.
 
-    Weights.  The head of a function has soft anchors with solved values, or is a gate. In the head of a product u·g(w)
-              the keys carry u, and the weights compute g at w. For u·v, g is the identity.
+    Weights.  The head of a function has soft anchors with solved values, or is a gate. In the head of a product C·g(A)
+              the keys carry C, and the weights compute g at A. For A·B, g is the identity.
     Errors.   err_out ≤ Lip(g)·err_in + δ_g, on the range of the argument enlarged by err_in. An error of g moves the
               output by at most λ_g per unit. eps is shared so that Σ λ_g δ_g = eps with few anchors: keys grow with
               log 1/δ, so the shares λ_g δ_g are equal, and small for gates, whose size is fixed. A head has a whole
@@ -223,8 +223,8 @@ class Ledger:
     """Shares eps over the heads, and adds up their errors.
 
     For a function g of one part, err_out ≤ ω_g(err_in) + δ_g. Here ω_g is the modulus of continuity of g on the range
-    of the argument enlarged by err_in. For a product, err_out ≤ (|u| + e_u)(|v| + e_v) − |u||v|. For an affine
-    combination, err_out ≤ Σ |c| err. A product is u·g(w): the weights of its head compute g at w. If neither factor is
+    of the argument enlarged by err_in. For a product A·B, err_out ≤ (|A| + e_A)(|B| + e_B) − |A||B|. For an affine
+    combination, err_out ≤ Σ |c| err. A product is C·g(A): the weights of its head compute g at A. If neither factor is
     absorbed, g is the identity.
     """
 

@@ -232,7 +232,7 @@ def _is_affine(part: Part) -> bool:
 
 
 def _gated(product: Multiply) -> tuple[Unary, Part] | None:
-    """Return (g(w), u) of u·g(w), if the keys of g are exact and carry nothing. Then they can carry an affine u."""
+    """Return (g(A), C) of C·g(A), if the keys of g are exact and carry nothing. Then they can carry an affine C."""
     for function, carrier in ((product.left, product.right), (product.right, product.left)):
         match function:
             case Unary(base, Call(name, _)) if _is_affine(base) and _is_affine(carrier):

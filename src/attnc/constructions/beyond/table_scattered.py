@@ -404,8 +404,8 @@ Kink = tuple[int, float, float]
 """(axis, m, κ): the convex function κ|y_axis − m|, to which keys add their tangents.
 
 At a point, its own tangent is the largest of all tangents. Sums of convex functions add up these leads, so kinks never
-reduce the lead of another point. Of two points on opposite sides of a kink, each leads the other by 2κ times its own
-distance to the kink.
+reduce the lead of another point. If two points are on opposite sides of a kink, each leads the other by 2κ times its
+own distance to the kink.
 """
 
 

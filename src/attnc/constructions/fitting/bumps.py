@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -237,10 +237,14 @@ class BumpBuilder(GridBuilder[BumpCells]):
     def estimate(self) -> Estimate:
         counts, d, n = self.estimated_counts(), self.target.box.d, num_positions(self.target)
         keys, outputs, steps = n * math.prod(counts), self.target.num_outputs // n, sum(counts) - d
-        step_keys, of_cells = max(STEP_ANCHORS[0], steps), keys * (d + outputs)
+        step_keys = STEP_ANCHORS[0] * max(1, math.ceil(steps / STEP_ANCHORS[0]))  # repeated: each step needs a token
+        of_cells = keys * (d + outputs)
         parameters, multiply_adds = of_cells + 6 * step_keys, of_cells + 3 * steps * step_keys
         sizes = keys + step_keys, self.layers, self.layers, parameters, multiply_adds
-        return Estimate(self.name, *sizes, self.request.eps).within(self.request)
+        found = Estimate(self.name, *sizes, self.request.eps).within(self.request)
+        if self.layers == 2 or found.why_not is not None:
+            return found
+        return replace(found, anchors=step_keys)  # cells are features of a softmax, and count for max_anchors only
 
 
 def bump_construction(builder: Callable[[Target, Request], BumpBuilder], name: str) -> Construction:

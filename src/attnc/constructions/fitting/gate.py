@@ -1,7 +1,7 @@
 """Gates: the activations, the product, max and min as heads whose keys may carry their own query.
 
-A head of one variable is G(x) = Σ_k w_k(x)(v_k + u_k·x), w = softmax(a_k·x + c_k): a `SoftHead` with one input and one
-output. Its `carried` is None if every u_k is 0. There are four kinds of gates:
+A head of one variable is G(x) = Σ_k w_k(x)(v_k + V_k·x), w = softmax(a_k·x + c_k): a `SoftHead` with one input and one
+output. Its `carried` is None if every V_k is 0. There are four kinds of gates:
 
 Closed forms: activations that are a softmax already.
 
@@ -154,7 +154,7 @@ def reach_of(keys: SoftHead[np.ndarray]) -> float:
 def tail(keys: SoftHead[np.ndarray], x: float) -> float:
     """Return a bound on |G(t) − (v + ut)| for t ≥ x ≥ reach_of(keys), with v and u of the key of the largest slope.
 
-    Proof.  |G − (v + ut)| ≤ Σ_k e^{s_k − s_last}(|v_k − v| + |u_k − u|t), and t·e^{−gap·t} falls for t ≥ 1/gap.
+    Proof.  |G − (v + ut)| ≤ Σ_k e^{s_k − s_last}(|v_k − v| + |V_k − u|t), and t·e^{−gap·t} falls for t ≥ 1/gap.
     """
     slopes, values = keys.slopes[:, 0], keys.values[:, 0]
     gaps, behind = slopes[-1] - slopes[:-1], keys.offsets[:-1] - keys.offsets[-1]
@@ -451,6 +451,11 @@ EXP_HINTS = {2: 2.1e-2, 3: 5.8e-4, 4: 1.7e-5, 5: 5.2e-7, 6: 1.6e-8, 7: 4.9e-10, 
 """Number of keys of the exponential → the largest error measured, rounded up. A test compares them with the gates."""
 KINK_SHARE = 0.04
 """Share of eps for each kink. It is small, since a larger β costs no key."""
+STEEP_LINE = 2.0**18
+"""The least β of a line beside a curve on a lattice: one normal number in 3,000 is then close to the kink."""
+STEP_BITS = 20
+"""Number of bits of the step of such a curve. Up to 15 steps are then exact in float32, and the rounding of the step
+moves e^{x/width} by 2⁻²¹/e = 1.8e-7 at most, which is 0 if 1/width has few bits."""
 COARSE_HARDSWISH = 2e-7
 """The least eps for which 1/6 is stored as float32 holds it. The error of that is 4.6e-8."""
 BEND_ERROR = 0.2415
@@ -512,16 +517,33 @@ def _near(kink: float, beta: float) -> np.ndarray:
     return np.concatenate([kink - t[:0:-1], kink + t])
 
 
-def elu(eps: float, alpha: float = 1.0, width: float = 1.0, scale: float = 1.0, name: str = "elu") -> Gate:
-    """Return the gate, one head, of scale·x above 0 and scale·α(e^{x/width} − 1) below."""
+def elu(
+    eps: float,
+    alpha: float = 1.0,
+    width: float = 1.0,
+    scale: float = 1.0,
+    name: str = "elu",
+    *,
+    on_lattice: bool = False,
+) -> Gate:
+    """Return the gate, one head, of scale·x above 0 and scale·α(e^{x/width} − 1) below.
+
+    On a lattice the slopes of the curve are equally spaced exactly, in float32 too, and the line is so steep that few
+    numbers are close to the kink.
+    """
     alpha = positive_number("alpha", alpha)
     jump, bend = scale * abs(alpha / width - 1), scale * alpha / width**2
     share = KINK_SHARE * positive_number("eps", eps)
-    beta = power_of_two(max(2 * jump * W / share, math.sqrt(2 * BEND_ERROR * bend / share), 128 / width))
+    least = STEEP_LINE if on_lattice else 128 / width
+    beta = power_of_two(max(2 * jump * W / share, math.sqrt(2 * BEND_ERROR * bend / share), least))
+    step = 1 / width
+    if on_lattice:
+        mantissa, exponent = math.frexp(step)
+        step = math.ldexp(round(mantissa * 2.0**STEP_BITS), exponent - STEP_BITS)
 
     def make(p: int) -> Gate:
         keys, _ = decay(p)
-        curve = keys.scaled(-1.0 / width).combined(scale * alpha, constant=-scale * alpha)
+        curve = keys.scaled(-step).combined(scale * alpha, constant=-scale * alpha)
         joined = _with_line(curve, 0.0, beta, scale)
 
         def error_at(x: np.ndarray) -> np.ndarray:
@@ -541,9 +563,13 @@ def elu(eps: float, alpha: float = 1.0, width: float = 1.0, scale: float = 1.0, 
     return min_keys(name, eps, {p: hint * scale * alpha for p, hint in EXP_HINTS.items()}, make)
 
 
-def celu(eps: float, alpha: float = 1.0) -> Gate:
+def celu(eps: float, alpha: float = 1.0, *, on_lattice: bool = False) -> Gate:
     """Return the gate of x above 0 and α(e^{x/α} − 1) below. This function has no kink."""
-    return elu(eps, alpha, positive_number("alpha", alpha), name="celu")
+    return elu(eps, alpha, positive_number("alpha", alpha), name="celu", on_lattice=on_lattice)
+
+
+selu = functools.partial(elu, alpha=SELU_ALPHA, scale=SELU_SCALE, name="selu")
+"""The gate of SELU, an ELU with the constants of PyTorch."""
 
 
 def hardswish(eps: float) -> Gate:
@@ -728,7 +754,7 @@ GATES: dict[str, Callable[..., Gate]] = {
     "logsigmoid": logsigmoid,
     "elu": elu,
     "celu": celu,
-    "selu": functools.partial(elu, alpha=SELU_ALPHA, scale=SELU_SCALE, name="selu"),
+    "selu": selu,
     "hardswish": hardswish,
     "softsign": softsign,
 }
@@ -738,6 +764,10 @@ FEW_EXPONENTIALS: dict[str, Callable[..., Gate]] = {
     "gelu_tanh": functools.partial(lattice_recipe_gate, "gelu_tanh", OTHER_RECIPES["gelu_tanh"][1]),
     "softplus": functools.partial(softplus, on_lattice=True),
     "logsigmoid": functools.partial(logsigmoid, on_lattice=True),
+    "erf": functools.partial(lattice_function_gate, "erf"),
+    "elu": functools.partial(elu, on_lattice=True),
+    "celu": functools.partial(celu, on_lattice=True),
+    "selu": functools.partial(selu, on_lattice=True),
     "hardswish": hardswish_product,
 }
 """name → a gate that takes fewer exponentials than that of GATES, and more keys or a product. `convert` prefers it."""

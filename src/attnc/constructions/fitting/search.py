@@ -148,7 +148,7 @@ def tightened(
 ) -> Grown[T]:
     """Ask for a smaller error whenever a trial misses the goal, up to `tries` times.
 
-    `attempt(asked, failed)` makes a trial, or None if there is none for what is asked, which ends the search. The next
+    `attempt(asked, failed)` makes a trial, or None if there is no trial for that eps, which ends the search. The next
     trial is made for `less(asked, trial)`. `gives_up(failed)` ends the search early.
     """
     failed = list[T]()

@@ -1,4 +1,4 @@
-"""One head clips a linear function to [a, b] (arXiv 2504.15956, Theorem 3.1)."""
+"""One head clips a linear function to [a, b] (arXiv 2504.15956, the rate O(1/p))."""
 
 from __future__ import annotations
 

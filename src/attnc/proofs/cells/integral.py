@@ -133,7 +133,7 @@ def _chosen(known: _WeighedCells, most: int, enough: float) -> Int[np.ndarray, "
 
 
 def _with_gains(found: CellBounds, adds: Float[np.ndarray, " cells"], parents: _WeighedCells) -> _WeighedCells:
-    """Return the halves of cells, with the gains that are expected of halving them again: not above what they add."""
+    """Return the halves of cells, with the gains expected of halving them again: at most their parts of the norm."""
     of_parent = adds.reshape(len(parents), -1)
     sums = of_parent.sum(axis=1)
     with quiet():

@@ -32,8 +32,8 @@ from attnc.proofs.cells.dyadic import cell_boxes
 from attnc.proofs.cells.intervals import cells_within, centred
 from attnc.proofs.cells.kind import SHARP, Bounds, Goal, Kind, meets
 from attnc.proofs.stages.extraction import OneStage
-from attnc.proofs.taylor.moments import KeyMoments, Moments
-from attnc.proofs.taylor.polynomials import gamma, layout, quotient, residual
+from attnc.proofs.taylor.moments import KeyMoments, Moments, SlopeErrors
+from attnc.proofs.taylor.polynomials import Layout, gamma, layout, quotient, residual
 from attnc.proofs.taylor.ranges import largest
 from attnc.targets.box import Box
 from attnc.targets.expressions.expression import Expression
@@ -197,18 +197,66 @@ def prepared(stage: OneStage) -> tuple[KeyMoments, ...]:
 
 def head_model(head: KeyMoments, centres: np.ndarray, radii: np.ndarray, order: int) -> HeadModel:
     """Return the Taylor model of one head on every box, in chunks of boxes that stay in the cache."""
-    space = layout(len(head.axes), order)
-    spend(len(centres) * (KEY_SECONDS * head.keys.num_keys * (1 + space.count / 20) + MONOMIAL_SECONDS * space.count))
-    chunk = max(1, _CHUNK // head.numbers(space))
+    space, parts = layout(len(head.axes), order), _chunks(head, order, len(centres))
     with quiet():
-        starts = range(0, len(centres), chunk)
-        m = Moments.joined([head.moments(space, centres[i : i + chunk], radii[i : i + chunk]) for i in starts])
-        q = quotient(space, m.nu, m.delta)
-        norm = above(np.abs(q).sum(axis=0))
-        error = (residual(space, q, m.delta) + m.nu_error + norm * m.delta_error) / m.least
-        error = np.where((m.least > 0) & (error >= 0), above(error), np.inf)
+        m = Moments.joined([head.moments(space, centres[rows], radii[rows]) for rows in parts])
+        q, norm, error = divided(space, m)
         rounding = np.where(error < np.inf, np.minimum(m.rounding / m.least, error), 0.0)
     return HeadModel(head.axes, m.shift, np.where(np.isfinite(q), q, 0.0), error, rounding, np.abs(m.shift) + norm)
+
+
+def _chunks(head: KeyMoments, order: int, boxes: int) -> list[slice]:
+    """Return parts of the boxes whose moments stay in the cache, and count the time that all of them take."""
+    space = layout(len(head.axes), order)
+    spend(boxes * (KEY_SECONDS * head.keys.num_keys * (1 + space.count / 20) + MONOMIAL_SECONDS * space.count))
+    chunk = max(1, _CHUNK // head.numbers(space))
+    return [slice(i, i + chunk) for i in range(0, boxes, chunk)]
+
+
+def divided(space: Layout, m: Moments) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the stored quotient Q = ν/δ, ‖Q‖₁, and a bound of |A − v0 − Q| on the cube, ∞ if there is none."""
+    q = quotient(space, m.nu, m.delta)
+    norm = above(np.abs(q).sum(axis=0))
+    error = (residual(space, q, m.delta) + m.nu_error + norm * m.delta_error) / m.least
+    return q, norm, np.where((m.least > 0) & (error >= 0), above(error), np.inf)
+
+
+@dataclass(frozen=True, eq=False)
+class HeadSlopes:
+    """|∂A/∂τ_i − P_i| ≤ errors_i on the cube, with polynomials P_i of degree m − 1 in the variables `axes`."""
+
+    axes: np.ndarray
+    slopes: Float[np.ndarray, "axes count outputs boxes"]
+    errors: Float[np.ndarray, "axes outputs boxes"]
+
+
+def head_slopes(head: KeyMoments, centres: np.ndarray, radii: np.ndarray, order: int) -> HeadSlopes:
+    """Return polynomials for the slopes of a head: the derivatives of the polynomial of its Taylor model.
+
+    Theorem.  Let ν, δ, Q be those of `head_model`, |A − v0 − Q| ≤ e, and |∂_i N − ∂_i ν| ≤ R_Ni, |∂_i D − ∂_i δ| ≤ R_Di
+              (`NearMoments.slope_errors`), |D − δ| ≤ R_D. With P = ∂_i Q and S_i = ‖∂_i δ‖₁ + R_Di
+                  |∂_i A − P| ≤ (‖∂_i(ν − Q·δ)‖₁ + R_Ni + ‖Q‖₁ R_Di + e·S_i + ‖P‖₁ R_D)/D_lo.
+    Proof.    ∂_i A·D = ∂_i N − (A − v0) ∂_i D, since A − v0 = N/D. So (∂_i A − P)·D is
+              ∂_i N − (A − v0) ∂_i D − P·D = ∂_i(ν − Q·δ) + (∂_i N − ∂_i ν) − Q (∂_i D − ∂_i δ) − (A − v0 − Q) ∂_i D
+              − P (D − δ), because ∂_i ν − Q ∂_i δ − P δ = ∂_i(ν − Q·δ); and |∂_i D| ≤ S_i.
+    """
+    space, parts = layout(len(head.axes), order), _chunks(head, order, len(centres))
+    with quiet():
+        near = [head.near(centres[rows], radii[rows]) for rows in parts]
+        m = Moments.joined([each.moments(space) for each in near])
+        off = SlopeErrors.joined([each.slope_errors(space) for each in near])
+        q, norm, error = divided(space, m)
+        left = residual(space, q, m.delta, by_degree=True)
+        slopes, errors = [], []
+        for axis in range(space.d):
+            slope = space.differentiated(q, axis)
+            of_delta = above(np.abs(space.differentiated(m.delta, axis)).sum(axis=0)) + off.delta[axis]
+            size = above(np.abs(slope).sum(axis=0))
+            total = left + off.nu[axis] + norm * off.delta[axis] + error * of_delta + size * m.delta_error
+            total = above(total / m.least)
+            errors.append(np.where((m.least > 0) & (total >= 0), total, np.inf))
+            slopes.append(np.where(np.isfinite(slope), slope, 0.0))
+    return HeadSlopes(head.axes, np.stack(slopes), np.stack(errors))
 
 
 def mean_value_model(

@@ -48,6 +48,10 @@ class OneStage:
         """Return the outputs at points, to within rounding."""
         return sum((head.mid(x) for head in self.heads), self.constant.mid + x @ self.linear.mid.T)
 
+    def gradients(self, x: Float[np.ndarray, "points d"]) -> Float[np.ndarray, "points outputs d"]:
+        """Return the slopes of the outputs at points, to within rounding."""
+        return sum((head.mid.gradients(x) for head in self.heads), np.repeat(self.linear.mid[None], len(x), axis=0))
+
 
 @dataclass(frozen=True, eq=False)
 class FoldedStage(Generic[F]):

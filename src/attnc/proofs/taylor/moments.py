@@ -16,7 +16,7 @@ import numpy as np
 
 from attnc.ir.soft_head import Enclosed, SoftHead
 from attnc.numerics.arrays import Float, Int
-from attnc.numerics.jet_balls import TINY, above
+from attnc.numerics.jet_balls import TINY, U, above
 from attnc.proofs.taylor.polynomials import Layout, gamma, layout
 from attnc.proofs.taylor.weights import (
     EXP_ERROR,
@@ -91,6 +91,10 @@ class KeyMoments:
 
     def moments(self, space: Layout, centres: np.ndarray, radii: np.ndarray) -> Moments:
         """Return the moments at all boxes, from all keys that are near one of them."""
+        return self.near(centres, radii).moments(space)
+
+    def near(self, centres: np.ndarray, radii: np.ndarray) -> NearMoments:
+        """Return the keys that are near one of the boxes, with their weights and values."""
         box = box_around(centres, radii)
         unsure, value_error = self.unsure(box), self.value_error(box)
         lag = leaks(self.keys.slopes, self.keys.offsets, unsure, box[self.axes])
@@ -98,31 +102,10 @@ class KeyMoments:
         keys, c, r = self.keys.chosen(near), centres[:, self.axes], radii[:, self.axes]
         weights = Weights.of(keys.slopes, keys.offsets, unsure[near], c, r)
         values = _values(keys, weights, c, r)
-        sums, summed = key_sums(space, weights.w, weights.z, values.columns)
-        outputs = self.keys.num_outputs
-        nu, dropped = values.numerator(space, sums[:, 1:], outputs)
-
-        # The number of roundings of a term of a sum: m + d for powers, d + 1 for products, d + 2 for u, r·V and sums
-        # over axes, and those of the sum itself. The errors of the exponentials in the weights are added.
-        rounding = gamma(space.order + 3 * space.d + 6 + summed) + 2 * EXP_ERROR
-        tail = weights.rho ** (space.order + 1) / math.factorial(space.order + 1)
-        rounded, cut = weights.most * (rounding + weights.error), weights.most * tail
         far, far_values = self._far(lag, value_error, box)
-        unsure_u = values.unsure + value_error[near].max(axis=0) + far_values + far * np.abs(values.shift)
-        unsure_u += TINY * values.reach.max(axis=2)
-        lost = np.einsum("bk,bok->bo", rounded, values.reach) + weights.everything[:, None] * unsure_u
-        nu_error = np.einsum("bk,bok->bo", cut, values.reach) + lost + dropped
-        delta = sums[:, 0]
-        unknown = (weights.most * weights.error).sum(axis=1)
-        return Moments(
-            values.shift.T,
-            np.ascontiguousarray(nu.transpose(2, 1, 0)),
-            above(nu_error.T),
-            lost.T,
-            np.ascontiguousarray(delta.T),
-            above((rounded + cut).sum(axis=1) + weights.everything * far),
-            least_denominator(space, delta, rounding * weights.everything, unknown),
-        )
+        left_out = far_values + far * np.abs(values.shift)
+        unsure_u = values.unsure + value_error[near].max(axis=0)
+        return NearMoments(self, weights, values, r, far, left_out, unsure_u)
 
     def _far(self, lag: np.ndarray, value_error: np.ndarray, box: Enclosed) -> tuple[float, np.ndarray]:
         """Return Σ w_k/w_* and Σ w_k|v_k + V_k·x|/w_* over the keys left out. D ≥ ω_*, and D ≤ `everything`."""
@@ -155,6 +138,119 @@ class _Values:
             nu[:, :, space.raised(i)] += gated[:, :, i, : space.starts[space.order]]
             dropped += np.abs(gated[:, :, i, space.degree(space.order)]).sum(axis=2)
         return nu, dropped
+
+
+@dataclass(frozen=True, eq=False)
+class NearMoments:
+    """The keys of a head that are near one of the boxes, with their weights and values.
+
+    The other keys have together at most the weight far·ω_*, and Σ ω_k|u_k| ≤ left_out·ω_* over them. D ≥ ω_*. Values
+    are known to within `unsure`.
+    """
+
+    head: KeyMoments
+    weights: Weights
+    values: _Values
+    r: Float[np.ndarray, "boxes axes"]
+    far: float
+    left_out: Float[np.ndarray, "boxes outputs"]
+    unsure: Float[np.ndarray, "boxes outputs"]
+
+    def moments(self, space: Layout) -> Moments:
+        weights, values, far, outputs = self.weights, self.values, self.far, self.head.keys.num_outputs
+        sums, summed = key_sums(space, weights.w, weights.z, values.columns)
+        nu, dropped = values.numerator(space, sums[:, 1:], outputs)
+        rounding = _rounding(space, summed)
+        tail = weights.rho ** (space.order + 1) / math.factorial(space.order + 1)
+        rounded, cut = weights.most * (rounding + weights.error), weights.most * tail
+        unsure_u = self.unsure + self.left_out + TINY * values.reach.max(axis=2)
+        lost = np.einsum("bk,bok->bo", rounded, values.reach) + weights.everything[:, None] * unsure_u
+        nu_error = np.einsum("bk,bok->bo", cut, values.reach) + lost + dropped
+        delta = sums[:, 0]
+        unknown = (weights.most * weights.error).sum(axis=1)
+        return Moments(
+            values.shift.T,
+            np.ascontiguousarray(nu.transpose(2, 1, 0)),
+            above(nu_error.T),
+            lost.T,
+            np.ascontiguousarray(delta.T),
+            above((rounded + cut).sum(axis=1) + weights.everything * far),
+            least_denominator(space, delta, rounding * weights.everything, unknown),
+        )
+
+    def slope_errors(self, space: Layout) -> SlopeErrors:
+        """Bound |∂_i N − ∂_i ν| and |∂_i D − ∂_i δ| on the cube, for the axes i of τ and the polynomials of `moments`.
+
+        Let e_n be the exponential series up to degree n, so that |e^z − e_n(z)| ≤ e^ρ ρ^{n+1}/(n+1)!. With
+        u_k = u_k(c) + (V_k·r)·τ, ν is the polynomial Σ w_k (e_m u_k(c) + e_{m−1} (V_k·r)·τ) up to rounding. Therefore
+            |∂_i Σ w_k e^z u_k − ∂_i ν|
+                ≤ Σ w_k e^ρ (|z_i| |u_k(c)| ρ^m/m! + |z_i| |V_k·r| ρ^{m−1}/(m−1)! + |V_ki r_i| ρ^m/m!).
+        The rounding of ν is a polynomial of degree m. So the sizes of its coefficients count m times in ∂_i.
+        The true weight is ω_k = e^{ζ_k·τ} times a constant, with |ζ_ki − z_ki| ≤ ζ_i: the two roundings of z, and the
+        radius of the slope; twice that, if errors are counted relative to the heaviest key. ∂_i ω_k = ζ_ki ω_k, and so
+            |∂_i (ω_k u_k) − ∂_i (w_k e^z u_k)| ≤ |ω_k − w_k e^z| |ζ_ki| |u_k| + w_k e^z (ζ_i |u_k| + |z_ki| |δu_k|)
+        and the errors of the V_ki r_i, where δu_k is the error of u_k. Keys without a stored weight, and those left
+        out, have |ζ_ki| ≤ A_i.
+        """
+        weights, values, m, rounding = self.weights, self.values, space.order, _rounding(space, self.head.keys.num_keys)
+        off = self.head.head.slopes.radius[:, self.head.axes].max(axis=0)
+        widest = above(np.ptp(self.head.keys.slopes, axis=0) * self.r)  # the mean of slopes is one between them
+        zeta = 2 * (4 * U * widest + off * self.r)  # (boxes, axes)
+        most_slope = above(widest * (1 + 8 * U) + zeta)  # A_i
+        power = weights.rho**m / math.factorial(m)
+        below = weights.rho ** (m - 1) / math.factorial(m - 1)
+        constant = np.abs(values.columns[:, 1 : 1 + self.head.keys.num_outputs])
+        moved = values.reach - constant  # |V_k·r|, or 0
+        reach = values.reach + self.unsure[:, :, None]
+        largest = reach.max(axis=2) + self.unsure
+        nu, delta = [], []
+        for i in range(space.d):
+            z = np.abs(weights.z[i])
+            slope = np.where(weights.w == 0, most_slope[:, i, None], z + zeta[:, i, None])
+            gates = self._gate_sizes(i)
+            cut = np.einsum("bk,bok->bo", weights.most * z * power, constant)
+            cut = cut + np.einsum("bk,bok->bo", weights.most * z * below, moved)
+            cut = cut + np.einsum("bk,bok->bo", weights.most * power, gates)
+            off_weight = weights.most * (weights.error + 2 * EXP_ERROR)
+            lost = np.einsum("bk,bok->bo", weights.most * (m * rounding) + off_weight * slope, reach)
+            lost = lost + np.einsum("bk,bok->bo", off_weight, gates)
+            a = most_slope[:, i, None]
+            shared = zeta[:, i, None] * largest + (1 + a) * (self.unsure + self.left_out) + m * TINY * largest
+            nu.append(above(cut + lost + weights.everything[:, None] * shared).T)
+            cut = (weights.most * z * power).sum(axis=1)
+            lost = (weights.most * (m * rounding) + off_weight * slope).sum(axis=1)
+            delta.append(above(cut + lost + weights.everything * (zeta[:, i] + a[:, 0] * self.far)))
+        return SlopeErrors(np.stack(nu), np.stack(delta))
+
+    def _gate_sizes(self, i: int) -> Float[np.ndarray, "boxes outputs keys"]:
+        """Return |V_ki r_i|, 0 for constant values."""
+        outputs, columns = self.head.keys.num_outputs, self.values.columns
+        if columns.shape[1] == 1 + outputs:
+            return np.zeros((len(columns), outputs, columns.shape[2]))
+        gates = columns[:, 1 + outputs :].reshape(len(columns), outputs, -1, columns.shape[2])
+        return np.asarray(np.abs(gates[:, :, i]) * self.r[:, None, i, None])
+
+
+@dataclass(frozen=True, eq=False)
+class SlopeErrors:
+    """|∂_i N − ∂_i ν| ≤ nu_i and |∂_i D − ∂_i δ| ≤ delta_i on the cube."""
+
+    nu: Float[np.ndarray, "axes outputs boxes"]
+    delta: Float[np.ndarray, "axes boxes"]
+
+    @classmethod
+    def joined(cls, parts: list[SlopeErrors]) -> SlopeErrors:
+        columns = zip(*(vars(part).values() for part in parts), strict=True)
+        return cls(*(np.concatenate(column, axis=-1) for column in columns))
+
+
+def _rounding(space: Layout, summed: int) -> float:
+    """Return the relative rounding of a moment, the errors of exponentials included.
+
+    A term meets m + d roundings for powers, d + 1 for products, d + 2 for u, r·V and sums over axes, and those of the
+    sum itself, which has `summed` terms at most.
+    """
+    return gamma(space.order + 3 * space.d + 6 + summed) + 2 * EXP_ERROR
 
 
 def _values(keys: SoftHead[np.ndarray], weights: Weights, c: np.ndarray, r: np.ndarray) -> _Values:

@@ -62,6 +62,12 @@ class Layout:
             found.append((self.places(below), self.places(j - below)))
         return found
 
+    def differentiated(self, coefficients: Float[np.ndarray, "count ..."], axis: int) -> Float[np.ndarray, "lower ..."]:
+        """Return the coefficients of ∂p/∂τ_axis, of the layout with the order below. Each is rounded once."""
+        raised = self.raised(axis)
+        powers = self.exponents[raised, axis].astype(np.float64)
+        return np.asarray(coefficients[raised] * powers.reshape(-1, *[1] * (coefficients.ndim - 1)))
+
     def places(self, exponents: Int[np.ndarray, "some d"]) -> Int[np.ndarray, " some"]:
         """Return the indices of these monomials."""
         return np.array([self.index[tuple(row)] for row in exponents.tolist()], dtype=int)
@@ -138,9 +144,15 @@ def quotient(
 
 
 def residual(
-    space: Layout, q: Float[np.ndarray, "count outputs boxes"], delta: Float[np.ndarray, "count boxes"]
+    space: Layout,
+    q: Float[np.ndarray, "count outputs boxes"],
+    delta: Float[np.ndarray, "count boxes"],
+    *,
+    by_degree: bool = False,
 ) -> Float[np.ndarray, "outputs boxes"]:
     """Bound Σ_{|j|≤2·order} |(ν − Q·δ)_j| from above, for the floats Q = quotient(ν, δ).
+
+    With `by_degree` every term counts |j| times, which bounds the same sum for any derivative ∂_i(ν − Q·δ).
 
     For |j| ≤ order the computed Q_j solves Q_j δ_0 = ν_j − Σ_{0<i≤j} δ_i Q_{j−i} to within γ_{n+2} Σ_i |δ_i||Q_{j−i}|,
     for n terms in the sum, in any order of summation (Higham, Accuracy and Stability, §8.1). Each product that
@@ -151,7 +163,13 @@ def residual(
     a, b = sizes(space, q), sizes(space, delta)[:, None]
     most = max(len(pairs[0]) for pairs in space.factors) + 2
     low = sum((a[i] * b[: m + 1 - i].sum(axis=0) for i in range(m + 1)), np.zeros(q.shape[1:]))
-    high = sum((a[i] * b[m + 1 - i :].sum(axis=0) for i in range(1, m + 1)), np.zeros(q.shape[1:]))
     underflow = space.count * most * TINIEST * (1 + b[0])
-    # The sums above have fewer than count + 2·order positive terms, each of two factors.
-    return np.asarray((gamma(most) * low + high + underflow) * (1 + gamma(space.count + 2 * m + 8)))
+    if by_degree:
+        low, underflow = m * low, m * underflow
+        degrees = np.arange(m + 1.0)[:, None, None]
+        parts = (a[i] * ((i + degrees) * b)[m + 1 - i :].sum(axis=0) for i in range(1, m + 1))
+    else:
+        parts = (a[i] * b[m + 1 - i :].sum(axis=0) for i in range(1, m + 1))
+    high = sum(parts, np.zeros(q.shape[1:]))
+    # The sums above have fewer than count + 2·order positive terms, each of two factors, or of three.
+    return np.asarray((gamma(most) * low + high + underflow) * (1 + gamma(space.count + 2 * m + 9)))

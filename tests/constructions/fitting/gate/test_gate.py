@@ -96,7 +96,7 @@ def test_huge_arguments_do_not_overflow(name):
 
 @BY_NAME
 def test_lipschitz_constants(name):
-    """Of the function itself; reached, and not exceeded."""
+    """The bound of the function itself is reached, and not exceeded."""
     gate = usual(name)
     points = within(gate, np.concatenate([np.linspace(-8, 8, 6401), [-40.0, 40.0]]))
     values = reference(name, points)

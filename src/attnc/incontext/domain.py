@@ -1,0 +1,214 @@
+"""The prompts for which an in-context program is built. Outside of them its steps may diverge, and no bound holds."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from attnc.errors import FileError, InputError
+from attnc.incontext.prompt import Prompt
+from attnc.numerics.arrays import Float
+
+LIMIT_SLACK = 1 + 1e-9
+"""The factor by which a norm or an eigenvalue may exceed its limit. Norms of the same prompt differ by roundings when
+they are computed in another order, and the heads have a quarter more room than the limits."""
+SMALLEST = 4 * float(np.finfo(float).eps)
+"""An eigenvalue counts as zero below this multiple of the number of weights times the largest. Steps do not move the
+weights along its eigenvector."""
+
+
+class OutsideDomain(InputError):
+    """A prompt is outside the domain of an in-context program.
+
+    Examples
+    --------
+    >>> import attnc
+    >>> program = attnc.incontext.Ridge().fit([[0.0], [1.0]], [0.0, 1.0]).program_
+    >>> try:
+    ...     program.check(program.domain.prompt.tokens([[9.0], [0.0]], [0.0, 1.0]))
+    ... except attnc.incontext.OutsideDomain:
+    ...     print("refused")
+    refused
+    """
+
+
+@dataclass(frozen=True)
+class Domain:
+    """The limits that a prompt must keep. A limit that is infinite is not checked.
+
+    Parameters
+    ----------
+    prompt : Prompt
+        The sizes of the prompt.
+    x : float
+        The largest 2-norm of an example x̃_i, including the 1 of an intercept.
+    y : float
+        The largest 2-norm of all targets together.
+    target : float
+        The largest absolute value of a target.
+    start : float
+        The largest 2-norm of the first weights.
+    L : float
+        The largest eigenvalue of curvature·Σ x̃_i x̃_iᵀ + penalty (of the mean instead of the sum if `mean`).
+    mu : float
+        The smallest eigenvalue of it that is not zero. 0 if the program does not depend on it.
+    curvature : float
+        The largest second derivative of the loss: 1 for the squared loss, 1/4 for the logistic one.
+    penalty : tuple of float
+        The penalties of the weights.
+    mean : bool
+        Whether the objective is a mean over the examples.
+    has_penalty_rows : bool
+        Whether rows with flag 0 may hold penalties.
+
+    Examples
+    --------
+    >>> import attnc
+    >>> domain = attnc.incontext.Ridge(alpha=1.0).fit([[0.0], [1.0]], [0.0, 1.0]).program_.domain
+    >>> domain.prompt.rows, domain.has_penalty_rows  # two examples and one row with the penalty
+    (3, True)
+    >>> domain.violations(domain.prompt.tokens([[9.0], [0.0]], [0.0, 1.0]))[0]
+    'the 2-norm of an example is 9, above 1'
+    """
+
+    prompt: Prompt
+    x: float = math.inf
+    y: float = math.inf
+    target: float = math.inf
+    start: float = math.inf
+    L: float = math.inf
+    mu: float = 0.0
+    curvature: float = 1.0
+    penalty: tuple[float, ...] = ()
+    mean: bool = False
+    has_penalty_rows: bool = False
+
+    def violations(self, tokens: Any, start: Any = None) -> tuple[str, ...]:
+        """Return a sentence for every limit that a prompt, or the first weights, exceed.
+
+        Parameters
+        ----------
+        tokens : array of shape (rows, features + 2)
+            The prompt.
+        start : array of shape (weights,), optional
+            The first weights.
+
+        Returns
+        -------
+        tuple of str
+            Empty if the prompt is in the domain.
+
+        Raises
+        ------
+        InputError
+            If the prompt has another shape, or a number that is not finite.
+        """
+        given = self._tokens(tokens)
+        d = self.prompt.features
+        is_present = given[:, d] != 0
+        if self.has_penalty_rows:
+            is_present = given.any(axis=1)
+        X, y = given[is_present, : self.prompt.num_weights], given[is_present, -1]
+        found = []
+        if not np.isin(given[:, d], (0.0, 1.0)).all():
+            found.append("the flag m of a row is neither 1, for an example, nor 0, for padding")
+        if given[~is_present].any():
+            found.append("a row with flag 0 is not empty: it would count as an example")
+        norms = {
+            "the 2-norm of an example": (float(np.sqrt((X**2).sum(axis=1)).max(initial=0)), self.x),
+            "the 2-norm of the targets": (float(np.linalg.norm(y)), self.y),
+            "the largest absolute target": (float(np.abs(y).max(initial=0)), self.target),
+            "the 2-norm of the first weights": (float(np.linalg.norm(start)) if start is not None else 0.0, self.start),
+        }
+        found += [
+            f"{name} is {size:.6g}, above {most:.6g}"
+            for name, (size, most) in norms.items()
+            if size > most * LIMIT_SLACK
+        ]
+        if math.isfinite(self.L) and len(X):
+            found += self._of_eigenvalues(X)
+        return tuple(found)
+
+    def _of_eigenvalues(self, X: Float[np.ndarray, "rows weights"]) -> list[str]:
+        gram = self.curvature * (X.T @ X) / (len(X) if self.mean else 1) + np.diag(self.penalty or np.zeros(X.shape[1]))
+        values = np.linalg.eigvalsh(gram)
+        nonzero = values[values > SMALLEST * len(values) * max(float(values[-1]), self.L)]
+        found = []
+        if values[-1] > self.L * LIMIT_SLACK:
+            found.append(f"the largest eigenvalue of the Hessian is {values[-1]:.6g}, above L = {self.L:.6g}")
+        if len(nonzero) and nonzero[0] * LIMIT_SLACK < self.mu:
+            found.append(f"the smallest eigenvalue of the Hessian is {nonzero[0]:.6g}, below mu = {self.mu:.6g}")
+        return found
+
+    def _tokens(self, tokens: Any) -> Float[np.ndarray, "rows width"]:
+        shape = (self.prompt.rows, len(self.prompt.inputs))
+        try:
+            given = np.asarray(tokens, np.float64)
+        except (TypeError, ValueError) as error:
+            raise InputError(f"a prompt is an array of numbers: {error}") from None
+        if given.shape != shape:
+            raise InputError(
+                f"the program takes a prompt of shape {shape}, found {given.shape}. "
+                "`program.domain.prompt.tokens(X, y)` makes one, padded with empty rows."
+            )
+        if not np.isfinite(given).all():
+            raise InputError("the prompt has a value that is NaN or infinite; leave such rows out")
+        return given
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the limits as plain JSON values.
+
+        Returns
+        -------
+        dict
+            Every field by its name. Limits that are infinite are None, which JSON writes as null.
+        """
+        fields = dataclasses.asdict(self) | {"penalty": list(self.penalty)}
+        return {key: None if value == math.inf else value for key, value in fields.items()}
+
+    @classmethod
+    def from_json(cls, fields: Any) -> Domain:
+        """Return the domain that a file describes.
+
+        Parameters
+        ----------
+        fields : dict
+            The values that `as_json` returns.
+
+        Returns
+        -------
+        Domain
+
+        Raises
+        ------
+        FileError
+            If a field is missing, unknown or of another type.
+        """
+        try:
+            prompt = Prompt(**fields["prompt"])
+            if not all(type(size) is int and size >= 0 for size in (prompt.rows, prompt.features)):
+                raise TypeError("sizes are whole numbers")
+            limits = {key: math.inf if fields[key] is None else float(fields[key]) for key in _LIMITS}
+            penalty = tuple(float(number) for number in fields["penalty"])
+            found = cls(
+                prompt,
+                **limits,
+                penalty=penalty,
+                mean=bool(fields["mean"]),
+                has_penalty_rows=bool(fields["has_penalty_rows"]),
+            )
+        except (KeyError, TypeError, ValueError, InputError) as error:
+            raise FileError(f"the domain of the program cannot be read: {error}") from None
+        if not set(fields) == {field.name for field in dataclasses.fields(cls)} or len(penalty) not in (
+            0,
+            prompt.num_weights,
+        ):
+            raise FileError("the domain of the program has unknown keys, or penalties of another number of weights")
+        return found
+
+
+_LIMITS = ("x", "y", "target", "start", "L", "mu", "curvature")

@@ -1,0 +1,264 @@
+"""Gradients: python -m attack.gradients [--count N] [--seed S].
+
+Random expressions are compiled with norm="C1", and the gradients that engines compute are compared with those of f in
+Arb. A comparison is |∂net/∂x_i − ∂f/∂x_i| ≤ bound for one output and one variable at one point. It passes only if the
+ball of f's derivative proves it. The checker has to re-prove every certificate. The exit code is 1 if one is violated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import operator
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from flint import arb
+
+import attnc
+from attack.grammar import Case, kinked, polynomials, random_case, smooth
+from attnc.errors import AttncError
+from attnc.ir.program import Program
+from attnc.proofs.gradient_prover import stage_of
+from attnc.proofs.observed import sample_points
+from attnc.targets.target import Target
+from attnc_checker import check
+from strategies.reference import DERIVATIVES, VALUES, TreeArithmetic, precision
+
+BITS = 128
+"""Precision of Arb."""
+Gradient = Callable[[np.ndarray], np.ndarray]
+"""A function that maps points (points, d) to slopes (points, outputs, d)."""
+KINDS = (smooth, polynomials, smooth, kinked)
+MOST_VARIABLES = 3
+NEAR = 2.0 ** -np.arange(0, 40, 2.0)
+"""Distances from ends of the box and of excluded intervals, as shares of the width of the box."""
+
+
+@dataclass(frozen=True)
+class Dual:
+    """A number and its slopes along all variables, in balls."""
+
+    value: arb
+    slopes: tuple[arb, ...]
+
+    def moved(self, value: arb, slope: arb) -> Dual:
+        return Dual(value, tuple(slope * x for x in self.slopes))
+
+    def __add__(self, other: Dual) -> Dual:
+        return Dual(self.value + other.value, tuple(map(operator.add, self.slopes, other.slopes)))
+
+    def __mul__(self, other: Dual) -> Dual:
+        pairs = zip(self.slopes, other.slopes, strict=True)
+        return Dual(self.value * other.value, tuple(self.value * y + other.value * x for x, y in pairs))
+
+    def __truediv__(self, other: Dual) -> Dual:
+        return self * other.moved(1 / other.value, -1 / (other.value * other.value))
+
+    def __neg__(self) -> Dual:
+        return self.moved(-self.value, arb(-1))
+
+
+def _smooth_function(name: str) -> Callable[[Dual], Dual]:
+    return lambda u: u.moved(VALUES[name](u.value), DERIVATIVES[name](u.value))
+
+
+def _larger(u: Dual, v: Dual) -> Dual:
+    """Return the larger of two numbers, or their hull if the balls do not decide."""
+    if u.value > v.value:
+        return u
+    if v.value > u.value:
+        return v
+    return Dual(u.value.max(v.value), tuple(x.union(y) for x, y in zip(u.slopes, v.slopes, strict=True)))
+
+
+def _of_one(d: int) -> TreeArithmetic:
+    zero = Dual(arb(0), (arb(0),) * d)
+
+    def largest(*given: Dual) -> Dual:
+        found = given[0]
+        for each in given[1:]:
+            found = _larger(found, each)
+        return found
+
+    def smallest(*given: Dual) -> Dual:
+        return -largest(*(-each for each in given))
+
+    def power(u: Dual, v: Dual) -> Dual:
+        log = _smooth_function("log")(u)
+        return _smooth_function("exp")(v * log)
+
+    kinks = {
+        "relu": lambda u: _larger(u, zero),
+        "abs": lambda u: _larger(u, -u),
+        "max": largest,
+        "min": smallest,
+        "clip": lambda u, low, high: smallest(largest(u, low), high),
+    }
+    functions = {name: _smooth_function(name) for name in DERIVATIVES} | kinks
+    return TreeArithmetic(functions, lambda ball: Dual(ball, (arb(0),) * d), power)
+
+
+def exact_gradient(target: Target, point: Sequence[float]) -> list[list[arb]]:
+    """Return balls of the slopes of every output along every variable."""
+    assert target.expression is not None
+    names, d = target.expression.variables, len(point)
+    units = [tuple(arb(i == j) for j in range(d)) for i in range(d)]
+    where = {name: Dual(arb(x), unit) for name, x, unit in zip(names, point, units, strict=True)}
+    rules = _of_one(d)
+    return [list(rules.value(tree, where).slopes) for tree in target.expression.outputs]
+
+
+def by_formula(program: Program) -> Gradient:
+    """The covariance of values and slopes over the keys, in the dtype of the program."""
+    stage, _ = stage_of(program)
+    dtype = program.dtype
+
+    def gradient(points: np.ndarray) -> np.ndarray:
+        if dtype == np.float64:
+            return stage.gradients(points)
+        x = points.astype(dtype)
+        found = np.repeat(stage.linear.mid.astype(dtype)[None], len(x), axis=0)
+        for head in stage.heads:
+            slopes, offsets, values = (
+                part.astype(dtype) for part in (head.mid.slopes, head.mid.offsets, head.mid.values)
+            )
+            carried = None if head.carried is None else head.carried.mid.astype(dtype)
+            found = found + type(head.mid)(slopes, offsets, values, carried).gradients(x).astype(dtype)
+        return found
+
+    return gradient
+
+
+def by_autograd(program: Program) -> Gradient:
+    """Automatic differentiation, backwards, of the module that attnc makes for torch."""
+    import torch
+
+    from attnc.engines.torch_engine import to_torch
+
+    module = to_torch(program)
+
+    def gradient(points: np.ndarray) -> np.ndarray:
+        x = torch.tensor(points, requires_grad=True)
+        y = module(x).reshape(len(points), -1)
+        found = [torch.autograd.grad(y[:, o].sum(), x, retain_graph=True)[0] for o in range(y.shape[1])]
+        return torch.stack(found, dim=1).numpy().astype(np.float64)
+
+    return gradient
+
+
+ENGINES: dict[str, Callable[[Program], Gradient]] = {"formula": by_formula, "torch": by_autograd}
+
+
+@dataclass
+class Attack:
+    """The counts of an attack, and the cases in which a bound was violated."""
+
+    comparisons: Counter[str] = field(default_factory=Counter)
+    cases: Counter[str] = field(default_factory=Counter)
+    closest: float = 0.0
+    failures: list[str] = field(default_factory=list)
+
+    @property
+    def made(self) -> int:
+        return sum(self.comparisons.values())
+
+    def run(self, seed: int, count: int, points: int = 2000) -> Attack:
+        number = 0
+        while self.made < count:
+            self.one(random_case(seed, number, KINDS), number, min(points, max(50, count - self.made)))
+            number += 1
+        return self
+
+    def one(self, case: Case, number: int, points: int) -> None:
+        """Compile a case, compare its gradients at points, and have it proved again."""
+        options = {name: value for name, value in case.options.items() if name == "dtype"}
+        if case.meaning.box.d > MOST_VARIABLES:
+            return
+        try:
+            net = replace(case, options=options | {"norm": "C1", "seconds": 20.0}).compile()
+        except AttncError as refusal:
+            self.cases[type(refusal).__name__] += 1
+            return
+        proof = net.certificate.gradient
+        assert proof is not None
+        self.cases["float32" if net.dtype == "float32" else "float64"] += 1
+        chosen = list(_points(net, case.meaning, points, number))
+        for name, engine in ENGINES.items():
+            gradient = engine(net.program)
+            for part in chosen:
+                self._compare(f"{name} {net.dtype}", gradient, case, part, proof.bound)
+        with tempfile.TemporaryDirectory() as folder:
+            net.save(f"{folder}/net")
+            verdict = check(f"{folder}/net", processes=1)
+        if not verdict.proved:
+            self.failures.append(f"{number}: {case}: not re-proved: {verdict.reason}")
+
+    def _compare(self, name: str, gradient: Gradient, case: Case, points: np.ndarray, bound: float) -> None:
+        found = gradient(points)
+        with precision(BITS):
+            for point, slopes in zip(points.tolist(), found.tolist(), strict=True):
+                for exact, computed in zip(exact_gradient(case.meaning, point), slopes, strict=True):
+                    for ball, slope in zip(exact, computed, strict=True):
+                        error = abs(ball - arb(slope))
+                        self.comparisons[name] += 1
+                        self.closest = max(self.closest, float(error.upper()) / bound if bound else 0.0)
+                        if not error <= bound:
+                            self.failures.append(f"{name}: {case} at {point}: {error.str(6)} > {bound!r}")
+
+
+def _points(net: attnc.Network, target: Target, count: int, seed: int) -> Iterator[np.ndarray]:
+    """Yield points that are not excluded: random ones, near ends, near kinks, and near the worst of these."""
+    box, rng = target.box, np.random.default_rng(seed)
+    ends = np.concatenate([box.lo + NEAR[:, None] * box.widths, box.hi - NEAR[:, None] * box.widths])
+    edges = [
+        end + side * NEAR * box.widths[0]
+        for band in net.certificate.excluded
+        for side, end in ((-1, np.nextafter(band.lo, -np.inf)), (1, np.nextafter(band.hi, np.inf)))
+    ]
+    whole = [sample_points(box, count, seed), ends, *(edge[:, None] for edge in edges)]
+
+    def kept(points: np.ndarray) -> np.ndarray:
+        inside = ((points >= box.lo) & (points <= box.hi)).all(axis=1)
+        for band in net.certificate.excluded:
+            inside &= (points[:, 0] < band.lo) | (points[:, 0] > band.hi)
+        return points[inside]
+
+    points = kept(np.concatenate(whole))
+    yield points
+    stage, _ = stage_of(net.program)
+    assert target.expression is not None
+    errors = np.abs(stage.gradients(points) - _float_gradient(target, points)).max(axis=(1, 2))
+    worst = points[np.argsort(errors)[-8:]]
+    for step in (1e-2, 1e-3, 1e-5):
+        near = worst[:, None] + step * box.widths * rng.normal(size=(len(worst), 4, box.d))
+        yield kept(np.clip(near.reshape(-1, box.d), box.lo, box.hi))
+
+
+def _float_gradient(target: Target, points: np.ndarray) -> np.ndarray:
+    from attnc.targets.expressions.derivatives import gradient
+
+    assert target.expression is not None
+    with np.errstate(all="ignore"):
+        found = gradient(target.expression)(points)
+    return np.nan_to_num(found).reshape(len(points), -1, target.box.d)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser("attack.gradients", description="Attack bounds of gradients.")
+    parser.add_argument("--count", type=int, default=1_000_000, help="the number of comparisons (default: 1,000,000)")
+    parser.add_argument("--seed", type=int, default=0, help="the seed of all random choices (default: 0)")
+    chosen = parser.parse_args(arguments)
+    found = Attack().run(chosen.seed, chosen.count)
+    print(f"{found.made:,} comparisons: {dict(found.comparisons)}")
+    print(f"cases: {dict(found.cases)}")
+    print(f"largest error / bound: {found.closest:.6f}")
+    print(*found.failures, sep="\n")
+    return 1 if found.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

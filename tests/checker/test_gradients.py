@@ -1,0 +1,157 @@
+"""Claims about gradients: true ones are proved again, and changed ones refused with the reason."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+from flint import arb, ctx
+
+import attnc
+from attnc_checker import check
+from attnc_checker.derivatives import gradient
+from attnc_checker.expressions import evaluate, parse
+from attnc_checker.ranges import Ranges
+from checker.tampering import edit
+
+TEXTS = {"smooth": "sin(2*x)", "kink": "abs(x) + x**2", "two": "cos(x)*y"}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folders = {}
+    for name, text in TEXTS.items():
+        box = {"x": (-1, 1)} | ({"y": (-1, 2)} if name == "two" else {})
+        options = {"construction": "spectral_grid"} if name == "two" else {}
+        net = attnc.compile(text, box, 1e-4, norm="C1", gradient_eps=1e-2, **options)
+        folders[name] = tmp_path_factory.mktemp(name) / "net"
+        net.save(folders[name])
+    return folders
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_claim_is_proved_again(saved, name):
+    verdict = check(saved[name], processes=1)
+    assert verdict.proved, verdict.reason
+    assert verdict.gradient_bound == attnc.load(saved[name]).certificate.gradient_bound
+    assert len(verdict.excluded) == (name == "kink")
+
+
+def of_gradient(change):
+    return lambda data: change(data["gradient"])
+
+
+def lower(share):
+    def change(claim):
+        claim["bound"] *= share
+        claim["observed"] *= share
+
+    return change
+
+
+def without_bands(claim):
+    claim["excluded"] = []
+
+
+def narrower(claim):
+    (band,) = claim["excluded"]
+    band["lo"], band["hi"] = band["lo"] / 8, band["hi"] / 8
+
+
+def elsewhere(claim):
+    claim["excluded"].append({"argument": "x", "lo": 0.5, "hi": 0.5625})
+
+
+def wide(claim):
+    claim["excluded"] = [{"argument": "x", "lo": -0.5, "hi": 0.5}]
+
+
+def of_another(claim):
+    claim["excluded"] = [{"argument": "t", "lo": -0.01, "hi": 0.01}]
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "reason"),
+    [
+        ("smooth", lower(0.9), "of gradients, the taylor leaf"),
+        ("two", lower(0.9), "of gradients, the taylor leaf"),
+        ("kink", lower(0.5), "of gradients, the taylor leaf"),
+        ("smooth", lambda claim: claim.update(bound=0.5 * claim["observed"]), "below the observed error"),
+        ("smooth", lambda claim: claim.update(bound=-1.0, observed=-2.0), "below the observed error"),
+        ("smooth", lambda claim: claim["leaves"].pop(), "do not cover the box"),
+        ("smooth", lambda claim: claim["leaves"].append(claim["leaves"][0]), "stated twice"),
+        ("smooth", lambda claim: claim.update(leaves=[["excluded", 0, 0]]), "no excluded neighbourhood"),
+        ("smooth", lambda claim: claim.update(leaves=[["selection", 0, 0]]), "unknown kind"),
+        ("smooth", elsewhere, "no kink in the excluded interval"),
+        ("kink", elsewhere, "no kink in the excluded interval"),
+        ("kink", without_bands, "no excluded neighbourhood"),
+        ("kink", narrower, "no excluded neighbourhood"),
+        ("kink", wide, "more than a 16th of it"),
+        ("kink", of_another, "a single variable alone"),
+        ("two", elsewhere, "a single variable alone"),
+    ],
+)
+def test_a_changed_claim_is_refused(saved, tmp_path, name, change, reason):
+    folder = tmp_path / "net"
+    shutil.copytree(saved[name], folder)
+    edit(folder, "certificate.json", of_gradient(change))
+    verdict = check(folder, processes=1)
+    assert not verdict.proved
+    assert reason in verdict.reason
+
+
+def test_weights_that_break_the_gradient_alone_are_refused(saved, tmp_path):
+    """A ripple of 1e-6 in a value moves the network less than its bound leaves room for, and the slopes more."""
+    folder = tmp_path / "net"
+    shutil.copytree(saved["smooth"], folder)
+
+    def larger(tensors):
+        name = max(tensors, key=lambda each: tensors[each].size if tensors[each].dtype == np.float64 else 0)
+        tensors[name] = tensors[name] * (1 + 1e-2)
+
+    edit(folder, "tensors", larger)
+    assert not check(folder, processes=1).proved
+
+
+def test_an_infinite_box_a_norm_or_a_table_has_no_claim_about_gradients(saved, tmp_path):
+    folder = tmp_path / "net"
+    shutil.copytree(saved["smooth"], folder)
+    edit(folder, "certificate.json", lambda data: data.update(norm="2"))
+    assert "gradients are claimed for an expression" in check(folder, processes=1).reason
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "sin(x)*y",
+        "exp(x*y)/(2 + x)",
+        "gelu(x) + silu(y)",
+        "x**2.5*y**3",
+        "max(x, y, 0.3)",
+        "clip(x*y, 0.1, 0.2)",
+        "(2 + x)**y",
+    ],
+)
+def test_derivatives_contain_difference_quotients(text):
+    function, (x, y) = parse(text, ["x", "y"]), (0.4375, 0.65625)
+    before, ctx.prec = ctx.prec, 200
+    try:
+        h = arb(2) ** -60
+        found = [
+            low.union(high)
+            for low, high in evaluate(gradient(function, ("x", "y")), Ranges([(arb(x),) * 2, (arb(y),) * 2]))
+        ]
+        for slope, (i, j) in zip(found, ((1, 0), (0, 1)), strict=True):
+            ends = [
+                evaluate(function, Ranges([(arb(x) + s * i * h,) * 2, (arb(y) + s * j * h,) * 2]))[0][0]
+                for s in (-1, 1)
+            ]
+            assert abs(slope - (ends[1] - ends[0]) / (2 * h)) < 1e-12
+    finally:
+        ctx.prec = before
+
+
+def test_floor_has_no_derivative():
+    with pytest.raises(ValueError, match="no derivative of step"):
+        gradient(parse("floor(x)", ["x"]), ("x",))
