@@ -2,12 +2,13 @@
 
     y = Σ_k w_k(x)(v_k + V_k·x),   w = softmax over k of (a_k·x + c_k)
 
-There are four ways to compute this, from the same stored keys:
+There are five ways to compute this, from the same stored keys:
 
 - on the CPU with numba, compiled loops that take one exponential per element if the keys allow it (`evaluation`);
 - on the CPU without numba, torch functions with one exponential or two, in blocks of elements (`plain`);
 - otherwise torch's own softmax over the keys;
-- while torch traces, compiles or exports, or under torch.func, one expression of torch functions without branches.
+- while torch traces or exports, or under torch.func, one expression of torch functions without branches;
+- under torch.compile the same expression, key by key, so that the compiler makes one vectorised loop of it.
 
 No kernel of an activation runs, forwards or backwards.
 """
@@ -15,8 +16,9 @@ No kernel of an activation runs, forwards or backwards.
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -59,15 +61,15 @@ def scale_of(solved: Solved) -> float:
 def weights_of(x: Tensor, slopes: Tensor, offsets: Tensor, scale: float) -> Tensor:
     """Return the weights of the queries x, with a last axis for the keys.
 
-    x·scale is kept finite. A score is then finite, because |slope| ≤ scale, and one key has all the weight there.
+    x is bounded. A score is then finite, because |slope| ≤ scale, and one key has all the weight there.
     """
-    return torch.softmax(bounded(x, scale).unsqueeze(-1) * (slopes / scale) + offsets, -1)
+    return torch.softmax(bounded(x, scale).unsqueeze(-1) * slopes + offsets, -1)
 
 
 def bounded(x: Tensor, scale: float) -> Tensor:
-    """Return x·scale, with the largest finite number in place of infinity. NaN stays NaN."""
-    most = torch.finfo(x.dtype).max
-    return torch.nan_to_num(x * scale, nan=math.nan, posinf=most, neginf=-most)
+    """Return x where x·scale is finite, and beyond that the largest such number. NaN stays NaN."""
+    most = torch.finfo(x.dtype).max / max(scale, 1.0)
+    return torch.where(x > most, most, torch.where(x < -most, -most, x))
 
 
 def expression(x: Tensor, keys: Keys, scale: float, is_product: bool = False) -> Tensor:
@@ -78,27 +80,50 @@ def expression(x: Tensor, keys: Keys, scale: float, is_product: bool = False) ->
     slopes, offsets, values, carried = keys
     weights = weights_of(x, slopes, offsets, scale)
     constant = (weights * values).sum(-1)  # NaN for NaN
-    y = constant + without_nan((weights * carried).sum(-1) * x)
-    return torch.where(torch.isnan(x), x, without_nan(x * y)) if is_product else y
+    y = constant + product_with((weights * carried).sum(-1), x)
+    return product_with(y, x) if is_product else y
 
 
-def without_nan(product: Tensor) -> Tensor:
-    """Return the product with 0·∞ = 0."""
-    return torch.nan_to_num(product, nan=0.0, posinf=math.inf, neginf=-math.inf)
+def key_by_key(x: Tensor, keys: Keys, scale: float, is_product: bool = False) -> Tensor:
+    """Return the same attention as sums of one term per key, for torch.compile.
+
+    The compiler turns elementwise functions into one vectorised loop, and a softmax over a short last axis into a slow
+    one. The maximum is that of the scores. It cancels, so it has no gradient.
+    """
+    near = bounded(x, scale)
+    slopes, offsets, values, carried = (key.unbind() for key in keys)
+    scores = [near * slope + offset for slope, offset in zip(slopes, offsets, strict=True)]
+    top = functools.reduce(torch.maximum, [score.detach() for score in scores])
+    powers = [torch.exp(score - top) for score in scores]
+    total = sum_of(powers)
+    constant, rise = (
+        sum_of([power * number for power, number in zip(powers, numbers, strict=True)]) / total
+        for numbers in (values, carried)
+    )
+    y = constant + product_with(rise, x)
+    return product_with(y, x) if is_product else y
+
+
+def sum_of(terms: Sequence[Tensor]) -> Tensor:
+    return functools.reduce(torch.add, terms)
+
+
+def product_with(factor: Tensor, x: Tensor) -> Tensor:
+    """Return factor·x with 0·∞ = 0. NaN stays NaN."""
+    return torch.where(factor == 0, 0.0, factor * x)
 
 
 def exported(x: Tensor, keys: Keys, scale: float, is_product: bool = False) -> Tensor:
     """Return the same attention with matrix products, for ONNX files.
 
-    MatMul, Add and Softmax compute it. Mul multiplies by x where keys carry x, and by the scale. IsNaN, IsInf, Where
-    and comparisons, which `nan_to_num` becomes, are for infinite x: without them 0·∞ and ∞ − ∞ would be NaN.
+    MatMul, Add and Softmax compute it, and Mul multiplies by x where keys carry x. Where, Greater, Less and Equal are
+    for infinite x: without them 0·∞ and ∞ − ∞ would be NaN.
     """
     slopes, offsets, values, carried = keys
-    scores = torch.matmul(bounded(x, scale).unsqueeze(-1), (slopes / scale).unsqueeze(0)) + offsets
+    scores = torch.matmul(bounded(x, scale).unsqueeze(-1), slopes.unsqueeze(0)) + offsets
     weights = torch.softmax(scores, -1)
-    y = torch.matmul(weights, values)
-    y = y + without_nan(torch.matmul(weights, carried) * x)
-    return torch.where(torch.isnan(x), x, without_nan(x * y)) if is_product else y
+    y = torch.matmul(weights, values) + product_with(torch.matmul(weights, carried), x)
+    return product_with(y, x) if is_product else y
 
 
 def slope_expression(x: Tensor, keys: Keys, scale: float, is_product: bool = False) -> Tensor:
@@ -374,6 +399,9 @@ class AttentionActivation(nn.Module):
             evaluation = self.prepared.evaluation(self, x.dtype) if is_constant else None
             flat: Tensor = Attend.apply(x.reshape(-1), keys, self.scale, is_product, evaluation)  # type: ignore[no-untyped-call]
             return flat.reshape(x.shape)
+        if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+            with torch._C.DisableTorchFunction():  # no mode answers the functions of a gate
+                return key_by_key(x, keys, self.scale, is_product)
         return expression(x, keys, self.scale, is_product)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> AttentionActivation:
