@@ -210,6 +210,13 @@ def test_without_an_example_functions_that_may_be_nonlinear_are_noted():
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), Exp())
     _, report = attnc.convert(model)
     assert any("exp (2)" in note for note in report.notes)
+
+    class Snake(nn.Module):
+        def forward(self, x):
+            return x + torch.sin(x) ** 2
+
+    _, report = attnc.convert(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), Snake()))
+    assert any("sin (2)" in note for note in report.notes)
     _, report = attnc.convert(model, example=lambda model: float(model(torch.ones(1, 2)).sum()))
     assert [entry.what for entry in report.left] == ["kernel exp"]  # even if the output is no tensor
 

@@ -399,6 +399,45 @@ def test_a_clamp_bounds_the_factor_and_without_one_nothing_is_claimed():
     assert clamp.block_error_seen > 0
 
 
+class Between(nn.Module):
+    """An activation, arithmetic, and a linear map."""
+
+    def __init__(self, arithmetic, activation):
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 32), nn.Linear(32, 4)
+        self.act, self.arithmetic = activation, arithmetic
+
+    def forward(self, x):
+        return self.down(self.arithmetic(self.act(self.up(self.norm(x)))))
+
+
+def written(y):
+    z = y.clone()
+    z[..., :4] += y[..., 4:8]
+    return z
+
+
+@pytest.mark.parametrize(
+    "arithmetic",
+    [lambda y: y - y.mean(-1, keepdim=True), lambda y: y + y.roll(1, -1), lambda y: y + y.cumsum(-1), written],
+)
+def test_errors_that_arrive_in_two_ways_are_not_claimed_by_one(arithmetic):
+    _, report = attnc.convert(Between(arithmetic, nn.GELU()), eps=1e-3, example=torch.randn(5, 8))
+    assert report.replaced[0].block_error is None
+
+
+@pytest.mark.parametrize("square", [torch.square, lambda y: y * y, lambda y: y**2])
+def test_squared_relus_have_a_block_bound(square):
+    model = Between(square, nn.ReLU()).double()
+    with torch.no_grad():
+        model.up.weight.mul_(0.05)  # inputs close to the kink, where the error is
+    x = torch.randn(20_000, 8, dtype=torch.float64)
+    converted, report = attnc.convert(model, eps=1e-1, example=x[:50])
+    seen = (converted(x) - model(x)).abs().max().item()
+    assert seen <= report.replaced[0].block_error <= 50 * seen
+
+
 def test_prelus_of_different_weights_share_no_keys():
     class Two(nn.Module):
         def __init__(self) -> None:

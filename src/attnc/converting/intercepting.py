@@ -34,6 +34,11 @@ CALLED_NAMES = {*READERS, *(f"{name}_" for name in READERS), "log_sigmoid"}
 """The names in code that may be activations."""
 FORM = "attnc_form"
 """The attribute of a tensor that holds its `Form`."""
+NONLINEAR = {
+    *("sin", "cos", "tan", "asin", "acos", "sinh", "cosh", "asinh", "acosh", "atanh", "atan2", "sinc", "hypot"),
+    *("exp2", "log2", "log10", "erfinv", "round", "floor", "ceil", "fmod", "remainder"),
+}
+"""Functions that are neither an activation nor a part of one."""
 ALWAYS = {*COMPARISONS, *CONSTANTS, *EXTREMES, "where", "masked_fill"}
 """Functions that are noted in all modules. Others are noted in modules whose code shows that it matters, because a form
 keeps its source in memory."""
@@ -192,10 +197,10 @@ def methods_with_activations(module: nn.Module) -> dict[str, set[str]]:
 
 
 def arithmetic_names(module: nn.Module) -> set[str]:
-    """Return the functions and comparisons in the code of forward that may be part of an activation."""
-    found = set[str]()
+    """Return the functions and comparisons in the code of forward that may be part of an activation, or NONLINEAR."""
+    found, looked_for = set[str](), {*TRACED, *NONLINEAR, "maximum", "minimum", "max"}
     for function in _followed(type(module).forward, module):
-        found |= {name.removesuffix("_") for name in _names(function.__code__)} & {*TRACED, "maximum", "minimum", "max"}
+        found |= {name.removesuffix("_") for name in _names(function.__code__)} & looked_for
         found |= set(_operators(function.__code__))
     return found
 

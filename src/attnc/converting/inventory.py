@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from attnc.converting.blocks import BlockErrors
+from attnc.converting.blocks import BlockErrors, memory_of, tensors_of
 from attnc.converting.modules import AttentionActivation
 from attnc.converting.recognising import GUARD, HUGE, READERS
 
@@ -270,7 +270,9 @@ class Inventory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         schema = function._schema
         if not any(returned.alias_info is not None for returned in schema.returns):
             for tensor in tensors_of(result):
-                self.written.pop(_memory(tensor), None)  # new memory, where another tensor may have been before
+                self.written.pop(memory_of(tensor), None)  # new memory, where another tensor may have been before
+                if self.blocks is not None:
+                    self.blocks.written.pop(memory_of(tensor), None)
         given = [(tensor, fact) for tensor in tensors_of((args, options)) for fact in self.facts_of(tensor)]
         known = [fact for _, fact in given]
         spelled = function.overloadpacket.__name__
@@ -288,13 +290,18 @@ class Inventory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in tensors_of(result):
             self.facts[tensor] = Fact(number, is_reduced)
         if self.blocks is not None:
-            self.blocks.step(name, args, options, result, self.paths[-1], self.is_data)
+            written = [
+                tensor
+                for argument, tensor in zip(schema.arguments, args, strict=False)
+                if argument.alias_info is not None and argument.alias_info.is_write and isinstance(tensor, Tensor)
+            ]
+            self.blocks.step(name, args, options, result, self.paths[-1], self.is_data, written)
         if schema.is_mutable:  # a view that is written changes the tensor that it is a view of
             for argument, tensor in zip(schema.arguments, args, strict=False):
                 if argument.alias_info is not None and argument.alias_info.is_write:
                     for changed in tensors_of(tensor):
                         self.facts[changed] = Fact(number, is_reduced)
-                        self.written[_memory(changed)] = Fact(number, is_reduced)
+                        self.written[memory_of(changed)] = Fact(number, is_reduced)
         return result
 
     def is_data(self, x: Any) -> bool:
@@ -302,7 +309,7 @@ class Inventory(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def facts_of(self, tensor: Tensor) -> list[Fact]:
         """Return the origins of a tensor, and of the last result that was written into its memory."""
-        found = (self.facts.get(tensor), self.written.get(_memory(tensor)) if self.written else None)
+        found = (self.facts.get(tensor), self.written.get(memory_of(tensor)) if self.written else None)
         return [fact for fact in found if fact is not None]
 
     def _kind(self, name: str, args: Any, data: list[Tensor], known: list[Fact]) -> str | None:
@@ -376,6 +383,8 @@ class Inventory(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self.depth -= is_ours
                     if self.blocks is not None and isinstance(module, AttentionActivation) and module.entry is not None:
                         self.blocks.gate(module.solved, module.entry, args[0], out)
+                    elif self.blocks is not None and is_ours:
+                        self.blocks.unknown(args, out)
                     if is_ours and not self.depth:
                         known = [fact.number for x in tensors_of(args) for fact in self.facts_of(x)]
                         if known:
@@ -387,14 +396,6 @@ class Inventory(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 hooks.callback(module.register_forward_hook(after, with_kwargs=True).remove)
             with self:
                 yield self
-
-
-def _memory(tensor: Tensor) -> int:
-    """Return a number that tensors with the same memory share."""
-    try:
-        return tensor.untyped_storage()._cdata
-    except (NotImplementedError, RuntimeError):  # sparse and nested tensors
-        return id(tensor)
 
 
 def _clamp_kind(name: str, args: Any) -> str | None:
@@ -422,18 +423,6 @@ def _place() -> str:
             return f"{'/'.join(path.parts[-2:])}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
-
-
-def tensors_of(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors in a value, from all containers in it."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from tensors_of(part)
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from tensors_of(part)
 
 
 def counted(found: Iterable[Found]) -> Counter[str]:

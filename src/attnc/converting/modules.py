@@ -422,6 +422,12 @@ def _loops_run_on(x: Tensor) -> bool:
     return is_eager(x) and kernels.is_available()
 
 
+def two_slopes(x: Tensor, right: Tensor, weight: Tensor) -> Tensor:
+    """Return x to the right of 0 and weight·x to the left, where `right` is the ReLU of x."""
+    left = torch.nan_to_num(x - right, nan=0.0, posinf=math.inf, neginf=-math.inf)  # here ∞ − ∞ = 0
+    return right + weight * left
+
+
 class AttentionPReLU(AttentionActivation):
     """PReLU by two keys that carry weight·x and x. There is one learnt weight per channel (axis 1), or one for all."""
 
@@ -434,8 +440,7 @@ class AttentionPReLU(AttentionActivation):
         if weight.numel() > 1:
             weight = weight.reshape(-1, *[1] * (x.ndim - 2))
         given = x.to(weight.dtype)
-        right = self.compute(given)  # x to the right of 0, and 0 to the left
-        return (right + weight * (given - right)).to(x.dtype)
+        return two_slopes(given, self.compute(given), weight).to(x.dtype)
 
 
 class AttentionSoftsign(AttentionActivation):

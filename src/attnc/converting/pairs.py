@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from attnc.constructions.fitting.gate import ROUNDED_UP, W, power_of_two
 from attnc.converting.activations import KnownActivation, Solved
-from attnc.converting.modules import AttentionActivation, compute_dtype
+from attnc.converting.modules import AttentionActivation, compute_dtype, two_slopes
 from attnc.errors import positive_number
 from attnc.ir.soft_head import SoftHead
 
@@ -51,5 +51,5 @@ def prelu(relu: AttentionActivation, x: Tensor, weight: Tensor) -> Tensor:
     inner = compute_dtype(x)
     if weight.numel() > 1 and weight.ndim == 1:
         weight = weight.reshape(-1, *[1] * (x.ndim - 2))
-    right = relu(x.to(inner))
-    return (right + weight.to(inner) * (x.to(inner) - right)).to(x.dtype)
+    given = x.to(inner)
+    return two_slopes(given, relu(given), weight.to(inner)).to(x.dtype)

@@ -15,6 +15,7 @@ from attnc.converting import measuring
 from attnc.converting.activations import KnownActivation, Solved, solve
 from attnc.converting.arithmetic import Written
 from attnc.converting.intercepting import (
+    NONLINEAR,
     arithmetic_names,
     compiled_functions,
     intercept,
@@ -330,10 +331,12 @@ class _Conversion:
         hidden = list(_hidden_activations(module))
         arithmetic = arithmetic_names(module)
         is_leaf = next(module.children(), None) is None
-        notes_forms = bool(arithmetic & set(TRACED)) or (is_leaf and bool(arithmetic))
+        notes_forms = bool(arithmetic & set(TRACED)) or (is_leaf and bool(arithmetic - NONLINEAR))
         if not methods and not hidden and not notes_forms and path:
+            for name in sorted(arithmetic & NONLINEAR):
+                self.unread.setdefault(name, []).append(path)
             return  # the model itself is always watched: a run shows the calls that its code does not
-        self.num_intercepted += bool(methods or hidden or arithmetic)
+        self.num_intercepted += bool(methods or hidden or arithmetic - NONLINEAR)
         holder = FunctionGates(path, self, notes_forms=notes_forms)
         calls = traced_calls(module) if "forward" in methods else []
         for call in calls or ():
@@ -348,7 +351,7 @@ class _Conversion:
         intercept(module, holder, {"forward", *methods})
         if notes_forms and len(self.dtypes) == 1:
             probe(module, getattr(torch, self.dtypes[0]), self.device)
-        for name in sorted(arithmetic & UNCERTAIN) if not holder.gates else ():
+        for name in sorted(arithmetic & (NONLINEAR if holder.gates else NONLINEAR | UNCERTAIN)):
             self.unread.setdefault(name, []).append(path or "the model")
 
     def _close_fast_path(self, module: nn.Module, path: str) -> None:
