@@ -68,6 +68,20 @@ class SelectionKind(Kind):
             upper[rows] = self.over(centres[rows], radii[rows], self._errors(centres[rows], radii[rows]))
         return Bounds(upper)
 
+    def least(self, centres: Float[np.ndarray, "boxes d"]) -> Float[np.ndarray, " boxes"]:
+        """Return about the least bound that a box around each centre can have, or 0 if that is not known.
+
+        It is |f − v_k| at the centre for its best key, because this key wins there. It holds up to rounding.
+        """
+        stage, expression = self.stage, self.target.expression
+        if expression is None or len(stage.heads) != 1 or stage.heads[0].carried is not None:
+            return np.zeros(len(centres))
+        (head,), outputs = stage.heads, slice(None) if self.outputs is None else self.outputs
+        best = np.argmax(centres @ head.slopes.mid.T + head.offsets.mid, axis=1)
+        values = head.values.mid[best] + centres @ stage.linear.mid.T + stage.constant.mid
+        with quiet():
+            return np.asarray(np.nan_to_num(np.abs(expression(centres)[:, outputs] - values).max(axis=1)))
+
     def ranges(self, centres: np.ndarray, radii: np.ndarray) -> Interval:
         """Return the ranges (boxes, outputs) of the heads together, for the weights of near keys in any proportion."""
         errors = self._errors(centres, radii).tolist()

@@ -324,8 +324,9 @@ def choose_order(
     """Return the order that needs fewest leaves for bounds of at most `goal`, and a level from which to start.
 
     For an order, the coarsest level is found at which most of a few random cells meet the goal. The highest order has
-    the coarsest level, up to rounding. Bisection finds the lowest order with the same level. Measured: no case of the
-    corpus has another order if the cost of a leaf, which grows with the number of monomials, is counted as well.
+    the coarsest level, up to rounding. Bisection finds the lowest order that meets the goal at the same level.
+    Measured: no case of the corpus has another order if the cost of a leaf, which grows with the number of monomials,
+    is counted as well.
     """
     d = box.d
     tried = tuple(orders) if orders is not None else _ORDERS.get(d, (3, 4))
@@ -333,12 +334,24 @@ def choose_order(
     wanted = Goal(max(goal, TINY))
     finest = _FINEST // d
 
-    def level_of(order: int, finest: int) -> int | None:
-        return _coarsest(kind_of(order), box, places, wanted, finest) if finest >= 0 else None
+    @functools.cache
+    def cells_of(level: int) -> tuple[np.ndarray, np.ndarray]:
+        return cell_boxes(box, level, np.floor(places * 2.0**level).astype(np.int64))
 
-    low, high = 0, len(tried) - 1
-    level = level_of(tried[low], finest)
-    coarser = level_of(tried[high], finest if level is None else level - 1)
+    def level_of(order: int, levels: range) -> int | None:
+        """Return the coarsest of the levels at which most cells meet the goal, or None if the last one does not."""
+        if not levels:
+            return None
+        centres, radii = (np.concatenate(parts) for parts in zip(*map(cells_of, levels), strict=True))
+        found = kind_of(order).bounds(centres, radii, wanted)
+        is_met = meets(found.upper, found.floors, wanted.value).reshape(len(levels), -1).mean(axis=1) >= _MOST_PILOTS
+        return levels[int(np.argmax(is_met))] if is_met[-1] else None
+
+    low, high, half = 0, len(tried) - 1, range(1 + finest // 2)
+    level = level_of(tried[low], half)
+    if level is None:
+        level = level_of(tried[low], range(len(half), finest + 1))
+    coarser = level_of(tried[high], range(finest + 1 if level is None else level))
     if coarser is None:
         if level is None:
             return tried[len(tried) // 2], 0
@@ -346,15 +359,6 @@ def choose_order(
     level = coarser
     while high - low > 1:
         middle = (low + high) // 2
-        found = level_of(tried[middle], level)
-        low, high, level = (middle, high, level) if found is None else (low, middle, found)
+        is_met = level_of(tried[middle], range(level, level + 1)) is not None
+        low, high = (low, middle) if is_met else (middle, high)
     return tried[high], max(0, min(level - 1, _MOST_AT_ONCE // d))
-
-
-def _coarsest(kind: Kind, box: Box, places: np.ndarray, goal: Goal, finest: int) -> int | None:
-    """Return the coarsest level at which most cells meet the goal, or None if it is beyond `finest`."""
-    level = np.repeat(np.arange(finest + 1), len(places))
-    index = np.floor(np.tile(places, (finest + 1, 1)) * 2.0 ** level[:, None]).astype(np.int64)
-    found = kind.bounds(*cell_boxes(box, level, index), goal)
-    is_met = meets(found.upper, found.floors, goal.value).reshape(finest + 1, -1).mean(axis=1) >= _MOST_PILOTS
-    return int(np.argmax(is_met)) if is_met[-1] else None
