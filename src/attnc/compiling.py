@@ -35,7 +35,7 @@ from attnc.numerics.threads import one_thread
 from attnc.planning import DEFAULT_SECONDS, candidates, without_overflow
 from attnc.proofs.gradient_prover import require_gradient
 from attnc.proving import prove, prove_gradient
-from attnc.refusing import gradient_not_met, not_met, require_one_stage, rounding_of, with_reachable
+from attnc.refusing import gradient_not_met, not_met, rounding_of, with_reachable
 from attnc.targets.box import BoxLike
 from attnc.targets.sources import as_target
 from attnc.targets.target import Target
@@ -239,8 +239,6 @@ def _proved(built: Built, target: Target, request: Request) -> _Attempt:
     gradient_error, seconds = 0.0, PROOF_SHARE * request.seconds
     try:
         with time_share(PROOF_SHARE):
-            if request.gradient_eps is not None:
-                require_one_stage(built, target, request)
             network = observe(built, target, request.eps, request.p, request.progress)
             proved = prove(network, target, request.progress, seconds)
             if request.gradient_eps is not None:

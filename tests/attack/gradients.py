@@ -20,8 +20,9 @@ from flint import arb
 
 import attnc
 from attack.grammar import Case, kinked, polynomials, random_case, smooth
+from attnc.engines.numpy_engine import NumpyEngine
 from attnc.errors import AttncError
-from attnc.ir.program import Program
+from attnc.ir.program import split_columns
 from attnc.proofs.gradient_prover import stage_of
 from attnc.proofs.observed import sample_points
 from attnc.targets.target import Target
@@ -112,10 +113,10 @@ def exact_gradient(target: Target, point: Sequence[float]) -> list[list[arb]]:
     return [list(rules.value(tree, where).slopes) for tree in target.expression.outputs]
 
 
-def by_formula(program: Program) -> Gradient:
-    """The covariance of values and slopes over the keys, in the dtype of the program."""
-    stage, _ = stage_of(program)
-    dtype = program.dtype
+def by_formula(net: attnc.Network) -> Gradient:
+    """The covariance of values and slopes over the keys, in the dtype of the program; of one attention layer alone."""
+    stage, _ = stage_of(net.program)
+    dtype = net.program.dtype
 
     def gradient(points: np.ndarray) -> np.ndarray:
         if dtype == np.float64:
@@ -133,13 +134,35 @@ def by_formula(program: Program) -> Gradient:
     return gradient
 
 
-def by_autograd(program: Program) -> Gradient:
-    """Automatic differentiation, backwards, of the module that attnc makes for torch."""
+def by_engine(net: attnc.Network) -> Gradient:
+    """`net.gradient`, forwards: compiled loops if numba is installed, and numpy otherwise."""
+    return lambda points: net.gradient(*_columns(net, points)).reshape(len(points), -1, net.box.d).astype(np.float64)
+
+
+def by_numpy(net: attnc.Network) -> Gradient:
+    """The engine in numpy, forwards."""
+    engine = NumpyEngine(net.program, with_grids=False)
+    return lambda points: engine.gradient(*_columns(net, points)).reshape(len(points), -1, net.box.d).astype(np.float64)
+
+
+def by_autograd(net: attnc.Network) -> Gradient:
+    """Automatic differentiation, backwards, of the folded module that attnc makes for torch."""
+    return _backwards(net, "folded")
+
+
+def by_layers(net: attnc.Network) -> Gradient:
+    """Automatic differentiation, backwards, of all layers as they are stored."""
+    return _backwards(net, "unfolded")
+
+
+def _columns(net: attnc.Network, points: np.ndarray) -> list[np.ndarray]:
+    return list(split_columns(points, net.program.input_shapes))
+
+
+def _backwards(net: attnc.Network, form: str) -> Gradient:
     import torch
 
-    from attnc.engines.torch_engine import to_torch
-
-    module = to_torch(program)
+    module = net.to_torch(form=form)
 
     def gradient(points: np.ndarray) -> np.ndarray:
         x = torch.tensor(points, requires_grad=True)
@@ -150,7 +173,13 @@ def by_autograd(program: Program) -> Gradient:
     return gradient
 
 
-ENGINES: dict[str, Callable[[Program], Gradient]] = {"formula": by_formula, "torch": by_autograd}
+ENGINES: dict[str, Callable[[attnc.Network], Gradient]] = {
+    "formula": by_formula,
+    "engine": by_engine,
+    "numpy": by_numpy,
+    "torch": by_autograd,
+    "layers": by_layers,
+}
 
 
 @dataclass
@@ -176,6 +205,7 @@ class Attack:
     def one(self, case: Case, number: int, points: int) -> None:
         """Compile a case, compare its gradients at points, and have it proved again."""
         options = {name: value for name, value in case.options.items() if name == "dtype"}
+        options |= {"construction": "compose"} if number % 2 else {}  # compositions of several layers are frequent then
         if case.meaning.box.d > MOST_VARIABLES:
             return
         try:
@@ -185,12 +215,15 @@ class Attack:
             return
         proof = net.certificate.gradient
         assert proof is not None
-        self.cases["float32" if net.dtype == "float32" else "float64"] += 1
+        is_composed = bool(proof.heads)
+        self.cases[f"{net.dtype}, composed" if is_composed else str(net.dtype)] += 1
         chosen = list(_points(net, case.meaning, points, number))
         for name, engine in ENGINES.items():
-            gradient = engine(net.program)
+            if is_composed and name == "formula":
+                continue
+            gradient = engine(net)
             for part in chosen:
-                self._compare(f"{name} {net.dtype}", gradient, case, part, proof.bound)
+                self._compare(f"{name} {net.dtype}{', composed' * is_composed}", gradient, case, part, proof.bound)
         with tempfile.TemporaryDirectory() as folder:
             net.save(f"{folder}/net")
             verdict = check(f"{folder}/net", processes=1)
@@ -229,9 +262,8 @@ def _points(net: attnc.Network, target: Target, count: int, seed: int) -> Iterat
 
     points = kept(np.concatenate(whole))
     yield points
-    stage, _ = stage_of(net.program)
     assert target.expression is not None
-    errors = np.abs(stage.gradients(points) - _float_gradient(target, points)).max(axis=(1, 2))
+    errors = np.abs(by_engine(net)(points) - _float_gradient(target, points)).max(axis=(1, 2))
     worst = points[np.argsort(errors)[-8:]]
     for step in (1e-2, 1e-3, 1e-5):
         near = worst[:, None] + step * box.widths * rng.normal(size=(len(worst), 4, box.d))

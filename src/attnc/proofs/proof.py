@@ -218,6 +218,32 @@ class Excluded:
     hi: float
 
 
+@dataclass(frozen=True, eq=False)
+class SlopeProof:
+    """The computed slopes of a head along its argument are within `bound` of g′, in units of the largest carrier.
+
+    Attributes
+    ----------
+    name : str
+        The name of the head among the stages of the certificate.
+    bound : float
+        The largest bound of a leaf.
+    leaves : Leaves
+        Cells that cover the interval of the head.
+
+    Examples
+    --------
+    >>> import attnc
+    >>> claim = attnc.compile("tanh(x*y)", {"x": (-1, 1), "y": (-1, 1)}, 1e-3, norm="C1").certificate
+    >>> [head.name for head in claim.gradient.heads] == [head.name for head in claim.by_heads.heads]
+    True
+    """
+
+    name: str
+    bound: float
+    leaves: Leaves
+
+
 @dataclass(frozen=True)
 class GradientProof:
     """|∂network/∂x_i − ∂f/∂x_i| ≤ bound for every variable and output, rounding included, away from kinks.
@@ -237,7 +263,12 @@ class GradientProof:
     excluded : tuple of Excluded
         The neighbourhoods of kinks, where nothing is claimed.
     leaves : Leaves
-        The cells that cover the box. Those of the kind "excluded" lie in these neighbourhoods.
+        The cells that cover the box. Those of the kind "excluded" lie in these neighbourhoods. None if the network has
+        several attention layers.
+    heads : tuple of SlopeProof
+        The slopes of every head, if the network has several attention layers.
+    axes : tuple of int
+        The axes along which the box is then halved in turn, to add up the errors of the heads.
 
     Examples
     --------
@@ -254,6 +285,8 @@ class GradientProof:
     complete: bool
     excluded: tuple[Excluded, ...]
     leaves: Leaves
+    heads: tuple[SlopeProof, ...] = ()
+    axes: tuple[int, ...] = ()
 
 
 def proof_by_leaves(
