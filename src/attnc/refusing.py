@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from attnc.constructions.built import ROUNDING_SHARE, more_time, round_above
+from attnc.constructions.built import ROUNDING_SHARE, Built, more_time, round_above
 from attnc.constructions.construction import Request
 from attnc.constructions.fitting.grid_partition import constant_norm
-from attnc.errors import AttncError, BoundNotMet
+from attnc.errors import AttncError, BoundNotMet, ProgramError
 from attnc.network import Network
 from attnc.numerics.limits import is_time_over, time_limit
 from attnc.numerics.rounding import UNIT_ROUNDOFF
@@ -84,6 +84,15 @@ def gradient_not_met(target: Target, network: Network, error: float, request: Re
         bound=claim.bound,
         worst_box=claim.worst_box(network.box),
         network=network,
+    )
+
+
+def gradient_not_proved(target: Target, built: Built, reason: ProgramError, request: Request) -> BoundNotMet:
+    """Return the refusal for a network about whose gradient nothing can be proved."""
+    return BoundNotMet(
+        f"the gradient of {target.describe()} cannot be certified by {built.construction}: {reason}. Choose "
+        "construction='auto', or norm='inf'.",
+        eps=request.goal,
     )
 
 

@@ -1,4 +1,4 @@
-"""Gradients: python -m attack.gradients [--count N] [--seed S].
+"""Gradients: python -m attack.gradients [--count N] [--seed S] [--points P].
 
 Random expressions are compiled with norm="C1", and the gradients that engines compute are compared with those of f in
 Arb. A comparison is |∂net/∂x_i − ∂f/∂x_i| ≤ bound for one output and one variable at one point. It passes only if the
@@ -19,7 +19,7 @@ import numpy as np
 from flint import arb
 
 import attnc
-from attack.grammar import Case, kinked, polynomials, random_case, smooth
+from attack.grammar import NAMES, Case, composition, kinked, of_text, polynomials, random_case, smooth
 from attnc.engines.numpy_engine import NumpyEngine
 from attnc.errors import AttncError
 from attnc.ir.program import split_columns
@@ -27,13 +27,25 @@ from attnc.proofs.gradient_prover import stage_of
 from attnc.proofs.observed import sample_points
 from attnc.targets.target import Target
 from attnc_checker import check
+from strategies.expressions import BINARY, SAFE, SMOOTH
 from strategies.reference import DERIVATIVES, VALUES, TreeArithmetic, precision
 
 BITS = 128
 """Precision of Arb."""
 Gradient = Callable[[np.ndarray], np.ndarray]
 """A function that maps points (points, d) to slopes (points, outputs, d)."""
-KINDS = (smooth, polynomials, smooth, kinked)
+
+
+def composed(rng: np.random.Generator) -> Case:
+    """Smooth functions of two or three variables: most are compositions of several layers."""
+    d = int(rng.integers(2, 4))
+    ends = [(float(lo), float(lo) + float(rng.choice([0.5, 1.0, 2.0]))) for lo in rng.uniform(-2, 1, d)]
+    parts = [composition(rng, NAMES[:d], int(rng.integers(1, 3)), SMOOTH + SAFE, BINARY) for _ in range(2)]
+    text = str(rng.choice(SMOOTH + SAFE)).format(str(rng.choice(BINARY)).format(*parts))
+    return of_text(rng, "composed", text, ends, 1e-6, 1e-2)
+
+
+KINDS = (smooth, composed, polynomials, composed, smooth, composed, kinked, composed)
 MOST_VARIABLES = 3
 NEAR = 2.0 ** -np.arange(0, 40, 2.0)
 """Distances from ends of the box and of excluded intervals, as shares of the width of the box."""
@@ -205,7 +217,6 @@ class Attack:
     def one(self, case: Case, number: int, points: int) -> None:
         """Compile a case, compare its gradients at points, and have it proved again."""
         options = {name: value for name, value in case.options.items() if name == "dtype"}
-        options |= {"construction": "compose"} if number % 2 else {}  # compositions of several layers are frequent then
         if case.meaning.box.d > MOST_VARIABLES:
             return
         try:
@@ -283,8 +294,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser("attack.gradients", description="Attack bounds of gradients.")
     parser.add_argument("--count", type=int, default=1_000_000, help="the number of comparisons (default: 1,000,000)")
     parser.add_argument("--seed", type=int, default=0, help="the seed of all random choices (default: 0)")
+    parser.add_argument("--points", type=int, default=2000, help="the number of points per case (default: 2,000)")
     chosen = parser.parse_args(arguments)
-    found = Attack().run(chosen.seed, chosen.count)
+    found = Attack().run(chosen.seed, chosen.count, chosen.points)
     print(f"{found.made:,} comparisons: {dict(found.comparisons)}")
     print(f"cases: {dict(found.cases)}")
     print(f"largest error / bound: {found.closest:.6f}")

@@ -143,9 +143,9 @@ def test_gradient_eps_is_for_this_norm_alone():
         attnc.compile("sin(x)", {"x": (0, 1)}, 1e-3, gradient_eps=1e-2)
 
 
-def test_networks_of_several_layers_are_refused():
-    with pytest.raises(attnc.BoundNotMet, match=r"gradients are proved for one\. Choose construction='spectral_grid'"):
-        attnc.compile("exp(sin(x)*y)", SQUARE, 1e-2, norm="C1", construction="compose")
+def test_a_network_without_a_derivation_is_refused():
+    with pytest.raises(attnc.BoundNotMet, match=r"there is no derivation.*Choose construction='auto', or norm='inf'"):
+        attnc.compile("sin(x)", {"x": (-1, 1)}, 0.05, norm="C1", construction="two_layer")
 
 
 def test_a_gradient_eps_that_is_out_of_reach_is_refused_with_the_error():

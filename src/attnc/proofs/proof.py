@@ -218,26 +218,9 @@ class Excluded:
     hi: float
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class SlopeProof:
-    """The computed slopes of a head along its argument are within `bound` of g′, in units of the largest carrier.
-
-    Attributes
-    ----------
-    name : str
-        The name of the head among the stages of the certificate.
-    bound : float
-        The largest bound of a leaf.
-    leaves : Leaves
-        Cells that cover the interval of the head.
-
-    Examples
-    --------
-    >>> import attnc
-    >>> claim = attnc.compile("tanh(x*y)", {"x": (-1, 1), "y": (-1, 1)}, 1e-3, norm="C1").certificate
-    >>> [head.name for head in claim.gradient.heads] == [head.name for head in claim.by_heads.heads]
-    True
-    """
+    """The computed slopes of the head `name` along its argument are within `bound` of g′, in units of the carrier."""
 
     name: str
     bound: float

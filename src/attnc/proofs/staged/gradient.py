@@ -34,7 +34,7 @@ from attnc.proofs.staged.lines import (
     at_least,
     leaf_intervals,
 )
-from attnc.proofs.staged.prover import LEAST_LEVEL, LEAST_SHARE, ClaimedHead, ProvedGroup, StageWalk, begun
+from attnc.proofs.staged.prover import LEAST_LEVEL, LEAST_SHARE, ClaimedHead, ProvedGroup, StageWalk, walked
 from attnc.proofs.staged.slope_flow import (
     SlopeOutputs,
     SlopeStage,
@@ -100,10 +100,9 @@ class StagedGradient:
         """Prove a bound. It is ∞ if the range of a part, or the slope of a head, is not known."""
         _require_close_coefficients(self.derivation)
         request = ProofRequest(derivation=self.derivation, progress=budget.progress, eps=self.eps)
-        walk, read = begun(self.program, self.target, request)
         empty = Leaves((), np.zeros(0))
         try:
-            walk.through_all(request)
+            walk, read = walked(self.program, self.target, request)
             stages, heads = _slope_stages(walk, self.eps)
         except NotBoundedError:
             return GradientProof(self.eps, math.inf, self.observed, (), True, (), empty)

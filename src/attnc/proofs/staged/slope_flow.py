@@ -53,7 +53,7 @@ within 2^−53; numbers such as π/3 within a few units more."""
 FURTHER_ROUNDINGS = 64
 """Roundings of a product in a layer besides those of sums: differences, divisions, exponentials' weights, and some to
 spare."""
-ROUNDING_ROOM = 4.0
+ROUNDING_ROOM = 1.125
 """Factor on the rounding of all paths: prover and checker bound the sizes of products in their own ways."""
 OVERFLOW = {"float64": 2.0**1000, "float32": 2.0**120}
 """No product of sizes along a path may reach this."""
@@ -140,7 +140,7 @@ class SlopeFlow:
         inputs = by[:, :, None]
         tangents = Interval(inputs, inputs)  # of the variables and of all heads so far, (boxes, sources, 1)
         sizes = np.abs(inputs[:, :, 0])  # the largest |û_m′|
-        alpha, beta = (Interval(*np.zeros((2, boxes, count, count))) for _ in range(2))
+        forms = Interval(*np.zeros((2, boxes, 0, 3 * count)))  # the α, β and σ of all heads so far
         for part, stage, rows in zip(flow.stages, stages, flow.rows, strict=True):
             own_t, own_C, own_G, own_g = t[:, rows], C[:, rows], G[:, rows], g[:, rows]
             H, jump, slope = stage.slopes.over(own_t)
@@ -148,12 +148,19 @@ class SlopeFlow:
             moved, carried = (combined(w, tangents)[:, :, 0] for w in (stage.arguments, stage.carriers))
             wide = own_C * slope
             by_value, by_carrier = own_C * H * moved + own_G * carried, slope * moved
-            before = slice(0, rows.start)
-            w, c = (weights[:, d:] for weights in (stage.arguments, stage.carriers))
-            a = combined(w, alpha[:, before]) * wide[:, :, None] + combined(c, alpha[:, before]) * own_g[:, :, None]
-            a = a + combined(w, flow.forms[:, before]) * by_value[:, :, None]
-            a = a + combined(c, flow.forms[:, before]) * by_carrier[:, :, None]
-            b = combined(w, beta[:, before]) * wide[:, :, None] + combined(c, beta[:, before]) * own_g[:, :, None]
+            at_t = combined(stage.arguments[:, d:], forms)
+            slopes = at_t[:, :, : 2 * count] * wide[:, :, None]
+            values = at_t[:, :, 2 * count :] * by_value[:, :, None]
+            if part.carriers is not None:
+                at_C = combined(stage.carriers[:, d:], forms)
+                slopes = slopes + at_C[:, :, : 2 * count] * own_g[:, :, None]
+                values = values + at_C[:, :, 2 * count :] * by_carrier[:, :, None]
+            alpha, beta = slopes[:, :, :count] + values, slopes[:, :, count:]
+            heads = np.arange(rows.start, rows.stop)
+            for end in (beta.lo, beta.hi):
+                end[:, heads - rows.start, heads] = 1.0
+            added = _beside(_beside(alpha, beta, 2), flow.forms[:, rows], 2)
+            forms = _beside(forms, added, 1)
             # |t̂′ − t′| without the errors of earlier slopes, from coefficients that are no floats; and |t̂′|, |Ĉ′|.
             true = tangents.mag[:, :, 0]
             unlike, unlike_C = (COEFFICIENT_SLACK * (true @ np.abs(x).T) for x in (stage.arguments, stage.carriers))
@@ -165,43 +172,36 @@ class SlopeFlow:
             own = up(sizes @ stage.apart.T, 8 + count) + products(size_t, stage.unsure)
             for number in range(len(stage)):
                 error, column = float(part.arguments.error[number]), own_t[:, number]
-                slopes, values = stage.deviations[number], part.deviations[number]
-                own[:, number] += products(products(slopes.largest(column, error), slopes.size), size_t[:, number])
-                own[:, number] += products(values.largest(column, error), size_C[:, number])
+                of_slopes, of_values = stage.deviations[number], part.deviations[number]
+                largest = products(of_slopes.largest(column, error), of_slopes.size)
+                own[:, number] += products(largest, size_t[:, number])
+                own[:, number] += products(of_values.largest(column, error), size_C[:, number])
             slack = part.arguments.slack
             own += products(by_value.mag, slack) + products(products(own_C.mag, jump), moved.mag)
             own += products(steep, carried.mag) + products(wide.mag, unlike) + products(own_g.mag, unlike_C)
             if part.carriers is not None:
                 own += products(by_carrier.mag, part.carriers.slack)
             self.own[:, rows] = up(own, 16)
-            alpha, beta = (_with(forms, rows, new) for forms, new in ((alpha, a), (beta, b)))
-            own_columns = np.arange(rows.start, rows.stop)
-            beta.lo[:, own_columns, own_columns] = beta.hi[:, own_columns, own_columns] = 1.0
             here = wide * moved + own_g * carried
-            tangents = Interval(
-                np.concatenate([tangents.lo, here.lo[:, :, None]], axis=1),
-                np.concatenate([tangents.hi, here.hi[:, :, None]], axis=1),
-            )
-            by_values = products(alpha.mag[:, rows], flow.own[:, None]).sum(axis=2)
-            by_slopes = products(beta.mag[:, rows], self.own[:, None]).sum(axis=2)
+            tangents = _beside(tangents, here[:, :, None], 1)
+            by_values = products(alpha.mag, flow.own[:, None]).sum(axis=2)
+            by_slopes = products(beta.mag, self.own[:, None]).sum(axis=2)
             sizes = np.concatenate([sizes, up(here.mag + up(by_values + by_slopes, 4 + 2 * count), 2)], axis=1)
-        self.alpha, self.beta, self.tangents, self.sizes = alpha, beta, tangents, sizes
+        self.forms, self.tangents, self.sizes = forms, tangents, sizes
 
     def at(self, outputs: SlopeOutputs) -> tuple[np.ndarray, ...]:
         """Return the errors of outputs by slopes, by values and by coefficients, each (boxes, outputs)."""
         weights, count = outputs.weights[:, self.first :], self.own.shape[1]
-        by_slopes = products(combined(weights, self.beta).mag, self.own[:, None]).sum(axis=2)
-        by_values = products(combined(weights, self.alpha).mag, self.flow.own[:, None]).sum(axis=2)
+        effects = combined(weights, self.forms[:, :, : 2 * count]).mag
+        by_values = products(effects[:, :, :count], self.flow.own[:, None]).sum(axis=2)
+        by_slopes = products(effects[:, :, count:], self.own[:, None]).sum(axis=2)
         true = self.tangents.mag[:, :, 0]
         off = self.sizes @ outputs.differs.T + COEFFICIENT_SLACK * (true @ np.abs(outputs.weights).T)
         return up(by_slopes, count + 2), up(by_values, count + 2), up(off, 8 + count)
 
 
-def _with(forms: Interval, rows: slice, new: Interval) -> Interval:
-    """Return the forms with these rows. Rows may leave out the last columns, which are 0."""
-    lo, hi = forms.lo.copy(), forms.hi.copy()
-    lo[:, rows, : new.shape[2]], hi[:, rows, : new.shape[2]] = new.lo, new.hi
-    return Interval(lo, hi)
+def _beside(first: Interval, second: Interval, axis: int) -> Interval:
+    return Interval(*(np.concatenate(ends, axis=axis) for ends in ((first.lo, second.lo), (first.hi, second.hi))))
 
 
 def composed_slopes(
