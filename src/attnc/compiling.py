@@ -25,7 +25,7 @@ from attnc.constructions.construction import (
     normal_numbers,
 )
 from attnc.constructions.fitting.search import tightened
-from attnc.errors import BoundNotMet, InputError, positive_number, real_number
+from attnc.errors import BoundNotMet, InputError, ProgramError, positive_number, real_number
 from attnc.exports.tensors import encode
 from attnc.network import Network
 from attnc.numerics.arithmetic import require_no_fault
@@ -35,7 +35,7 @@ from attnc.numerics.threads import one_thread
 from attnc.planning import DEFAULT_SECONDS, candidates, without_overflow
 from attnc.proofs.gradient_prover import require_gradient
 from attnc.proving import prove, prove_gradient
-from attnc.refusing import gradient_not_met, not_met, require_one_stage, rounding_of, with_reachable
+from attnc.refusing import gradient_not_met, gradient_not_proved, not_met, rounding_of, with_reachable
 from attnc.targets.box import BoxLike
 from attnc.targets.sources import as_target
 from attnc.targets.target import Target
@@ -239,14 +239,16 @@ def _proved(built: Built, target: Target, request: Request) -> _Attempt:
     gradient_error, seconds = 0.0, PROOF_SHARE * request.seconds
     try:
         with time_share(PROOF_SHARE):
-            if request.gradient_eps is not None:
-                require_one_stage(built, target, request)
             network = observe(built, target, request.eps, request.p, request.progress)
             proved = prove(network, target, request.progress, seconds)
             if request.gradient_eps is not None:
                 proved, gradient_error = prove_gradient(proved, target, request.gradient_eps, request.progress, seconds)
     except OutOfTime as late:
         raise out_of_time(target, request.eps_or_any, request.seconds, built.construction, late) from None
+    except ProgramError as reason:
+        if request.gradient_eps is None:
+            raise
+        raise gradient_not_proved(target, built, reason, request) from None
     return _Attempt(built, proved, request.eps_or_any, gradient_error, request.gradient_eps)
 
 

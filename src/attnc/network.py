@@ -405,6 +405,11 @@ class Network:
         changed.__dict__["_engine_with_grids"] = self._engine_with_grids
         return changed
 
+    def _slopes_at(self, points: Float[np.ndarray, "points d"]) -> Float[np.ndarray, "points slopes"]:
+        """Return the derivatives of every output by every variable as one row per point, in numpy alone."""
+        inputs, run = tuple(split_columns(points, self.program.input_shapes)), self._engine_with_grids.gradient
+        return self._outputs(inputs, "raise", None, is_compiled=False, run=run).reshape(len(points), -1)
+
     def __call__(
         self, *inputs: Float[np.ndarray, "batch ..."], outside: str = "raise", progress: FractionDone | None = None
     ) -> Float[np.ndarray, "batch ..."]:

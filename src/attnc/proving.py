@@ -16,7 +16,7 @@ from attnc.numerics.limits import OutOfTime, check_time, time_limit
 from attnc.numerics.rounding import UNIT_ROUNDOFF, engine_assumption
 from attnc.proofs.cells.branching import Budget
 from attnc.proofs.certificate import ASSUMING, TRUSTED, Certificate
-from attnc.proofs.gradient_prover import GradientTask
+from attnc.proofs.gradient_prover import gradient_task
 from attnc.proofs.observed import observed_error, sample_points
 from attnc.proofs.proof import Leaves, Points, Proof, Stages
 from attnc.proofs.prover import ProofRequest
@@ -128,7 +128,7 @@ def prove_gradient(
     If the error that is seen at samples exceeds eps, nothing is proved, and this error is returned.
     """
     with time_limit(counted=seconds):
-        task = GradientTask.of(network.program, target, eps)
+        task = gradient_task(network.program, target, eps, network.derivation, network._slopes_at)
         if task.observed > eps:
             return network, task.observed
         proof = task.proof(Budget(progress=progress))

@@ -11,12 +11,11 @@ import numpy as np
 from attnc.constructions.built import ROUNDING_SHARE, Built, more_time, round_above
 from attnc.constructions.construction import Request
 from attnc.constructions.fitting.grid_partition import constant_norm
-from attnc.errors import AttncError, BoundNotMet
+from attnc.errors import AttncError, BoundNotMet, ProgramError
 from attnc.network import Network
 from attnc.numerics.limits import is_time_over, time_limit
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.proofs.observed import sample_points
-from attnc.proofs.prover import num_softmaxes
 from attnc.targets.target import Target
 from attnc.wording import OUT_OF_TIME, largest_on, plural
 
@@ -88,16 +87,13 @@ def gradient_not_met(target: Target, network: Network, error: float, request: Re
     )
 
 
-def require_one_stage(built: Built, target: Target, request: Request) -> None:
-    """Raise BoundNotMet if a network has several attention layers, as gradients are proved for no other yet."""
-    layers = num_softmaxes(built.program)
-    if layers > 1:
-        raise BoundNotMet(
-            f"the gradient of {target.describe()} cannot be certified by {built.construction}: its network has "
-            f"{layers} attention layers, and gradients are proved for one. Choose construction='spectral_grid', or "
-            "norm='inf'.",
-            eps=request.goal,
-        )
+def gradient_not_proved(target: Target, built: Built, reason: ProgramError, request: Request) -> BoundNotMet:
+    """Return the refusal for a network about whose gradient nothing can be proved."""
+    return BoundNotMet(
+        f"the gradient of {target.describe()} cannot be certified by {built.construction}: {reason}. Choose "
+        "construction='auto', or norm='inf'.",
+        eps=request.goal,
+    )
 
 
 def rounding_of(network: Network) -> float:

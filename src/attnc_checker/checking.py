@@ -24,7 +24,8 @@ from flint import arb, ctx
 from attnc_checker.claims import AtPoints, ByLeaves, Claim, read_claim
 from attnc_checker.deep.chains import Chain, Links
 from attnc_checker.deep.claims import Stages
-from attnc_checker.deep.composition import staged
+from attnc_checker.deep.composition import staged_walk
+from attnc_checker.deep.slopes import with_slopes
 from attnc_checker.expressions import parse
 from attnc_checker.files import (
     MAX_WEIGHTS,
@@ -307,7 +308,9 @@ def proof_of(claim: Claim, structure: object, tensors: dict[str, Tensor]) -> Pro
     reach = [*map(arb, claim.reach)]
     if isinstance(evidence, Stages):
         reduction = Reduction(program, reach, is_deep=True)
-        proof = staged(claim, evidence, reduction, arithmetic)
+        proof, walk = staged_walk(claim, evidence, reduction, arithmetic)
+        if claim.gradient is not None and claim.gradient.heads:
+            proof = with_slopes(proof, claim, claim.gradient, walk)
     elif isinstance(evidence, ByLeaves) and evidence.encloses and program.is_one_attention:
         reduction = keys = Keys(program, reach)
         partition = Partition.over(keys, function, arithmetic, claim, evidence.gap)
@@ -321,7 +324,7 @@ def proof_of(claim: Claim, structure: object, tensors: dict[str, Tensor]) -> Pro
         proof = (
             by_rows(claim, evidence, prover) if isinstance(evidence, AtPoints) else by_leaves(claim, evidence, prover)
         )
-    if claim.gradient is not None:
+    if claim.gradient is not None and not claim.gradient.heads:
         proof = with_gradient(proof, claim, claim.gradient, Reduction(program, reach).stage(), function, arithmetic)
     require_finite(program, reduction.reach)
     if isinstance(program, StockProgram):

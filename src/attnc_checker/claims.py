@@ -9,7 +9,7 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from typing import Any, NamedTuple
 
 from attnc_checker.cells import ENCLOSURE, EXCLUDED, TAYLOR, Ends, Leaf, read_leaves
-from attnc_checker.deep.claims import Stages, read_stages
+from attnc_checker.deep.claims import MAX_STAGES, Stages, read_axes, read_stages
 from attnc_checker.files import BadFile, Object, Refused, field, require, typed
 from attnc_checker.rounding import FORMATS
 
@@ -62,6 +62,17 @@ class GradientClaim(NamedTuple):
     bound: float
     leaves: tuple[Leaf, ...]
     excluded: tuple[Ends, ...]
+    heads: tuple[SlopeClaim, ...] = ()  # one for each stage of a staged proof, which has no leaves of the box
+    axes: tuple[int, ...] = ()  # the axes along which the box is then halved in turn; any axes are sound
+
+
+class SlopeClaim(NamedTuple):
+    """The computed slopes of a stage are within `bound` of g′ for t in its interval, in units of the carrier."""
+
+    name: str  # of the stage
+    bound: float
+    leaves: tuple[Leaf, ...]
+    leaf_bounds: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -142,8 +153,25 @@ def _gradient(data: Object, claim: Claim) -> GradientClaim | None:
     bound, observed, eps = (field(stated, name, float, "gradient.") for name in ("bound", "observed", "eps"))
     require(0 <= observed <= bound, f"the bound {bound} of gradients is below the observed error {observed}")
     require(eps >= 0, f"the requested error {eps} of gradients is negative")
+    excluded = tuple(_excluded(each, claim) for each in field(stated, "excluded", list))
+    if (entries := field(stated, "stages", list | None, "gradient.")) is not None:
+        is_staged = data["method"] == STAGED and not stated.get("leaves") and 0 < len(entries) <= MAX_STAGES
+        require(is_staged, "gradients are proved by leaves of the box, or by those of the stages of a staged proof")
+        heads = tuple(_slopes(typed(each, dict, "gradient.stages")) for each in entries)
+        return GradientClaim(bound, (), excluded, heads, read_axes(stated, claim.variables))
     leaves = read_leaves(stated.get("leaves"), d, kinds=(TAYLOR, EXCLUDED))
-    return GradientClaim(bound, leaves, tuple(_excluded(each, claim) for each in field(stated, "excluded", list)))
+    return GradientClaim(bound, leaves, excluded)
+
+
+def _slopes(stated: Object) -> SlopeClaim:
+    name, bound = field(stated, "name", str, "gradient.stages."), field(stated, "bound", float, "gradient.stages.")
+    leaves = read_leaves(stated.get("leaves"), 1, kinds=(TAYLOR,))
+    bounds = field(stated, "leaf_bounds", tuple[float, ...], "gradient.stages.")
+    about = f"the slopes of stage {name!r:.40}"
+    require(len(bounds) == len(leaves), f"{about} have {len(leaves)} leaves and {len(bounds)} bounds")
+    in_order = all(0 <= x <= bound for x in (bound, *bounds))
+    require(in_order, f"a bound of {about} is negative, or that of a leaf above that of the stage")
+    return SlopeClaim(name, bound, leaves, bounds)
 
 
 def _excluded(stated: object, claim: Claim) -> Ends:

@@ -1,4 +1,4 @@
-"""Gradients: python -m attack.gradients [--count N] [--seed S].
+"""Gradients: python -m attack.gradients [--count N] [--seed S] [--points P].
 
 Random expressions are compiled with norm="C1", and the gradients that engines compute are compared with those of f in
 Arb. A comparison is |∂net/∂x_i − ∂f/∂x_i| ≤ bound for one output and one variable at one point. It passes only if the
@@ -19,20 +19,33 @@ import numpy as np
 from flint import arb
 
 import attnc
-from attack.grammar import Case, kinked, polynomials, random_case, smooth
+from attack.grammar import NAMES, Case, composition, kinked, of_text, polynomials, random_case, smooth
+from attnc.engines.numpy_engine import NumpyEngine
 from attnc.errors import AttncError
-from attnc.ir.program import Program
+from attnc.ir.program import split_columns
 from attnc.proofs.gradient_prover import stage_of
 from attnc.proofs.observed import sample_points
 from attnc.targets.target import Target
 from attnc_checker import check
+from strategies.expressions import BINARY, SAFE, SMOOTH
 from strategies.reference import DERIVATIVES, VALUES, TreeArithmetic, precision
 
 BITS = 128
 """Precision of Arb."""
 Gradient = Callable[[np.ndarray], np.ndarray]
 """A function that maps points (points, d) to slopes (points, outputs, d)."""
-KINDS = (smooth, polynomials, smooth, kinked)
+
+
+def composed(rng: np.random.Generator) -> Case:
+    """Smooth functions of two or three variables: most are compositions of several layers."""
+    d = int(rng.integers(2, 4))
+    ends = [(float(lo), float(lo) + float(rng.choice([0.5, 1.0, 2.0]))) for lo in rng.uniform(-2, 1, d)]
+    parts = [composition(rng, NAMES[:d], int(rng.integers(1, 3)), SMOOTH + SAFE, BINARY) for _ in range(2)]
+    text = str(rng.choice(SMOOTH + SAFE)).format(str(rng.choice(BINARY)).format(*parts))
+    return of_text(rng, "composed", text, ends, 1e-6, 1e-2)
+
+
+KINDS = (smooth, composed, polynomials, composed, smooth, composed, kinked, composed)
 MOST_VARIABLES = 3
 NEAR = 2.0 ** -np.arange(0, 40, 2.0)
 """Distances from ends of the box and of excluded intervals, as shares of the width of the box."""
@@ -112,10 +125,10 @@ def exact_gradient(target: Target, point: Sequence[float]) -> list[list[arb]]:
     return [list(rules.value(tree, where).slopes) for tree in target.expression.outputs]
 
 
-def by_formula(program: Program) -> Gradient:
-    """The covariance of values and slopes over the keys, in the dtype of the program."""
-    stage, _ = stage_of(program)
-    dtype = program.dtype
+def by_formula(net: attnc.Network) -> Gradient:
+    """The covariance of values and slopes over the keys, in the dtype of the program; of one attention layer alone."""
+    stage, _ = stage_of(net.program)
+    dtype = net.program.dtype
 
     def gradient(points: np.ndarray) -> np.ndarray:
         if dtype == np.float64:
@@ -133,13 +146,35 @@ def by_formula(program: Program) -> Gradient:
     return gradient
 
 
-def by_autograd(program: Program) -> Gradient:
-    """Automatic differentiation, backwards, of the module that attnc makes for torch."""
+def by_engine(net: attnc.Network) -> Gradient:
+    """`net.gradient`, forwards: compiled loops if numba is installed, and numpy otherwise."""
+    return lambda points: net.gradient(*_columns(net, points)).reshape(len(points), -1, net.box.d).astype(np.float64)
+
+
+def by_numpy(net: attnc.Network) -> Gradient:
+    """The engine in numpy, forwards."""
+    engine = NumpyEngine(net.program, with_grids=False)
+    return lambda points: engine.gradient(*_columns(net, points)).reshape(len(points), -1, net.box.d).astype(np.float64)
+
+
+def by_autograd(net: attnc.Network) -> Gradient:
+    """Automatic differentiation, backwards, of the folded module that attnc makes for torch."""
+    return _backwards(net, "folded")
+
+
+def by_layers(net: attnc.Network) -> Gradient:
+    """Automatic differentiation, backwards, of all layers as they are stored."""
+    return _backwards(net, "unfolded")
+
+
+def _columns(net: attnc.Network, points: np.ndarray) -> list[np.ndarray]:
+    return list(split_columns(points, net.program.input_shapes))
+
+
+def _backwards(net: attnc.Network, form: str) -> Gradient:
     import torch
 
-    from attnc.engines.torch_engine import to_torch
-
-    module = to_torch(program)
+    module = net.to_torch(form=form)
 
     def gradient(points: np.ndarray) -> np.ndarray:
         x = torch.tensor(points, requires_grad=True)
@@ -150,7 +185,13 @@ def by_autograd(program: Program) -> Gradient:
     return gradient
 
 
-ENGINES: dict[str, Callable[[Program], Gradient]] = {"formula": by_formula, "torch": by_autograd}
+ENGINES: dict[str, Callable[[attnc.Network], Gradient]] = {
+    "formula": by_formula,
+    "engine": by_engine,
+    "numpy": by_numpy,
+    "torch": by_autograd,
+    "layers": by_layers,
+}
 
 
 @dataclass
@@ -185,12 +226,15 @@ class Attack:
             return
         proof = net.certificate.gradient
         assert proof is not None
-        self.cases["float32" if net.dtype == "float32" else "float64"] += 1
+        is_composed = bool(proof.heads)
+        self.cases[f"{net.dtype}, composed" if is_composed else str(net.dtype)] += 1
         chosen = list(_points(net, case.meaning, points, number))
         for name, engine in ENGINES.items():
-            gradient = engine(net.program)
+            if is_composed and name == "formula":
+                continue
+            gradient = engine(net)
             for part in chosen:
-                self._compare(f"{name} {net.dtype}", gradient, case, part, proof.bound)
+                self._compare(f"{name} {net.dtype}{', composed' * is_composed}", gradient, case, part, proof.bound)
         with tempfile.TemporaryDirectory() as folder:
             net.save(f"{folder}/net")
             verdict = check(f"{folder}/net", processes=1)
@@ -229,9 +273,8 @@ def _points(net: attnc.Network, target: Target, count: int, seed: int) -> Iterat
 
     points = kept(np.concatenate(whole))
     yield points
-    stage, _ = stage_of(net.program)
     assert target.expression is not None
-    errors = np.abs(stage.gradients(points) - _float_gradient(target, points)).max(axis=(1, 2))
+    errors = np.abs(by_engine(net)(points) - _float_gradient(target, points)).max(axis=(1, 2))
     worst = points[np.argsort(errors)[-8:]]
     for step in (1e-2, 1e-3, 1e-5):
         near = worst[:, None] + step * box.widths * rng.normal(size=(len(worst), 4, box.d))
@@ -251,8 +294,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser("attack.gradients", description="Attack bounds of gradients.")
     parser.add_argument("--count", type=int, default=1_000_000, help="the number of comparisons (default: 1,000,000)")
     parser.add_argument("--seed", type=int, default=0, help="the seed of all random choices (default: 0)")
+    parser.add_argument("--points", type=int, default=2000, help="the number of points per case (default: 2,000)")
     chosen = parser.parse_args(arguments)
-    found = Attack().run(chosen.seed, chosen.count)
+    found = Attack().run(chosen.seed, chosen.count, chosen.points)
     print(f"{found.made:,} comparisons: {dict(found.comparisons)}")
     print(f"cases: {dict(found.cases)}")
     print(f"largest error / bound: {found.closest:.6f}")

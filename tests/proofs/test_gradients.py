@@ -32,12 +32,11 @@ CASES = {
 
 def seen(net: attnc.Network, count: int = 4000) -> float:
     """The largest error of any slope at random points, in float64."""
-    ((stage, _),) = stages(net.program)
     points = net.box.lo + np.random.default_rng(0).random((count, net.box.d)) * net.box.widths
     for band in net.certificate.excluded:
         points = points[(points[:, 0] < band.lo) | (points[:, 0] > band.hi)]
     exact = gradient(Expression.parse(net.expression).with_variables(net.variables))(points)
-    return float(np.abs(stage.gradients(points).reshape(len(points), -1) - exact).max())
+    return float(np.abs(net.gradient(points).reshape(len(points), -1) - exact).max())
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -144,9 +143,9 @@ def test_gradient_eps_is_for_this_norm_alone():
         attnc.compile("sin(x)", {"x": (0, 1)}, 1e-3, gradient_eps=1e-2)
 
 
-def test_networks_of_several_layers_are_refused():
-    with pytest.raises(attnc.BoundNotMet, match=r"gradients are proved for one\. Choose construction='spectral_grid'"):
-        attnc.compile("exp(sin(x)*y)", SQUARE, 1e-2, norm="C1", construction="compose")
+def test_a_network_without_a_derivation_is_refused():
+    with pytest.raises(attnc.BoundNotMet, match=r"there is no derivation.*Choose construction='auto', or norm='inf'"):
+        attnc.compile("sin(x)", {"x": (-1, 1)}, 0.05, norm="C1", construction="two_layer")
 
 
 def test_a_gradient_eps_that_is_out_of_reach_is_refused_with_the_error():

@@ -21,7 +21,18 @@ from attnc.numerics.arrays import Float
 from attnc.numerics.bound import Term
 from attnc.numerics.rounding import up
 from attnc.proofs.cells.branching import Leaf
-from attnc.proofs.proof import Beyond, Evidence, Excluded, GradientProof, HeadProof, Leaves, Points, Proof, Stages
+from attnc.proofs.proof import (
+    Beyond,
+    Evidence,
+    Excluded,
+    GradientProof,
+    HeadProof,
+    Leaves,
+    Points,
+    Proof,
+    SlopeProof,
+    Stages,
+)
 from attnc.targets.box import Box, show_intervals
 
 FORMAT = "attnc.certificate/1"
@@ -359,7 +370,7 @@ class Certificate:
             parts |= {"its largest leaf": largest, "the observed error": self.observed or 0.0}
         gradient = self.gradient
         if gradient is not None:
-            largest = max(gradient.observed, float(gradient.leaves.bounds.max()))
+            largest = max(gradient.observed, float(gradient.leaves.bounds.max(initial=0.0)))
             if not 0 <= largest <= gradient.bound:
                 raise ValueError(
                     f"the bound {gradient.bound:.6g} of gradients is below {largest:.6g}: it was not proved"
@@ -375,6 +386,18 @@ def _gradient_json(proof: GradientProof) -> dict[str, Any]:
         "excluded": [dataclasses.asdict(each) for each in proof.excluded],
         "leaves": _plain(proof.leaves),
         "leaf_bounds": proof.leaves.bounds.tolist(),
+        **({"stages": [_slopes_json(head) for head in proof.heads]} if proof.heads else {}),
+        **_stated(axes=proof.axes),
+    }
+
+
+def _slopes_json(head: SlopeProof) -> dict[str, Any]:
+    leaves = head.leaves
+    return {
+        "name": head.name,
+        "bound": head.bound,
+        "leaves": _plain(leaves),
+        "leaf_bounds": leaves.bounds.tolist(),
     }
 
 
@@ -382,13 +405,27 @@ def _read_gradient(data: Mapping[str, Any]) -> GradientProof | None:
     stated = _typed(data.get("gradient"), dict | None)
     if stated is None:
         return None
-    entries, bounds = _typed(stated["leaves"], list), np.array(_typed(stated["leaf_bounds"], Numbers))
-    if not len(bounds) == len(entries) > 0:
-        raise ValueError(f"{len(bounds):,} leaf_bounds for {len(entries):,} leaves of gradients")
-    leaves = Leaves(tuple(Leaf.from_json(entry, len(data["box"])) for entry in entries), bounds)
+    heads = tuple(_read_slopes(_typed(head, dict)) for head in _typed(stated.get("stages", []), list))
+    leaves = _leaves_of_gradient(stated, len(data["box"]), is_empty=bool(heads))
     fields = {name: stated[name] for name in (*GRADIENT_FIELDS, "excluded")}
     hints = get_type_hints(GradientProof)
-    return GradientProof(**{name: _typed(value, hints[name]) for name, value in fields.items()}, leaves=leaves)
+    read = {name: _typed(value, hints[name]) for name, value in fields.items()}
+    return GradientProof(**read, leaves=leaves, heads=heads, axes=_typed(stated.get("axes", []), Whole))
+
+
+def _read_slopes(stated: Mapping[str, Any]) -> SlopeProof:
+    name, bound = _typed(stated["name"], str), _typed(stated["bound"], float)
+    leaves = _leaves_of_gradient(stated, 1, is_empty=False)
+    if not 0 <= float(leaves.bounds.max()) <= bound:
+        raise ValueError(f"the bound {bound:.6g} of the slopes of {name!r:.40} is below that of a leaf")
+    return SlopeProof(name, bound, leaves)
+
+
+def _leaves_of_gradient(stated: Mapping[str, Any], d: int, *, is_empty: bool) -> Leaves:
+    entries, bounds = _typed(stated["leaves"], list), np.array(_typed(stated["leaf_bounds"], Numbers))
+    if len(bounds) != len(entries) or is_empty != (not entries):
+        raise ValueError(f"{len(bounds):,} leaf_bounds for {len(entries):,} leaves of gradients")
+    return Leaves(tuple(Leaf.from_json(entry, d) for entry in entries), bounds)
 
 
 def _plain(value: Any) -> Any:

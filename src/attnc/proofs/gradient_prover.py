@@ -33,12 +33,14 @@ from attnc.proofs.proof import Excluded, GradientProof, Leaves, proof_by_leaves
 from attnc.proofs.prover import num_softmaxes, require_same_shapes
 from attnc.proofs.rounding.program import Roundings, roundings
 from attnc.proofs.rounding.slopes import NEGLIGIBLE_SLOPES, SlopeRounding
+from attnc.proofs.staged.gradient import Evaluate, StagedGradient
 from attnc.proofs.stages.extraction import OneStage, stages
 from attnc.targets.box import Box
 from attnc.targets.expressions.derivatives import gradient
 from attnc.targets.expressions.expression import Expression
 from attnc.targets.expressions.tree import Call, Node, is_constant, to_text, walk
 from attnc.targets.expressions.zeros import zeros
+from attnc.targets.parts.part import Derivation
 from attnc.targets.target import Target
 
 FAR_BELOW = 1e-3  # the part of eps below which no bound is sought
@@ -122,6 +124,20 @@ def _may_vanish(tree: Node, names: tuple[str, ...], box: Box) -> bool:
     return bool(((ranges.lo <= 0) & (ranges.hi >= 0)).any())
 
 
+def gradient_task(
+    program: Program, target: Target, eps: float, derivation: Derivation | None, evaluate: Evaluate
+) -> GradientTask | StagedGradient:
+    """Return the proof that fits a program: of one attention layer, or head by head.
+
+    Raise ProgramError if none fits. `evaluate` computes gradients of a deep program at points.
+    """
+    if num_softmaxes(program) <= 1:
+        return GradientTask.of(program, target, eps)
+    require_same_shapes(program, target)
+    work = program.num_anchors * box_work(target.box.d)
+    return StagedGradient.of(program, target, derivation, require_gradient(target), eps, evaluate, work)
+
+
 @dataclass(frozen=True, eq=False)
 class GradientTask:
     """A stage against the gradient of a target, the neighbourhoods of kinks, and the error that was seen elsewhere."""
@@ -137,11 +153,6 @@ class GradientTask:
     @classmethod
     def of(cls, program: Program, target: Target, eps: float) -> GradientTask:
         derivatives = require_gradient(target)
-        if num_softmaxes(program) > 1:
-            raise ProgramError(
-                f"the network has {num_softmaxes(program)} attention layers; gradients are proved for one. "
-                "Choose construction='spectral_grid', or norm='inf'."
-            )
         require_same_shapes(program, target)
         stage, rounds = stage_of(program)
         work, box = program.num_anchors * box_work(target.box.d), target.box

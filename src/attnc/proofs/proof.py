@@ -219,6 +219,15 @@ class Excluded:
 
 
 @dataclass(frozen=True)
+class SlopeProof:
+    """The computed slopes of the head `name` along its argument are within `bound` of g′, in units of the carrier."""
+
+    name: str
+    bound: float
+    leaves: Leaves
+
+
+@dataclass(frozen=True)
 class GradientProof:
     """|∂network/∂x_i − ∂f/∂x_i| ≤ bound for every variable and output, rounding included, away from kinks.
 
@@ -237,7 +246,12 @@ class GradientProof:
     excluded : tuple of Excluded
         The neighbourhoods of kinks, where nothing is claimed.
     leaves : Leaves
-        The cells that cover the box. Those of the kind "excluded" lie in these neighbourhoods.
+        The cells that cover the box. Those of the kind "excluded" lie in these neighbourhoods. None if the network has
+        several attention layers.
+    heads : tuple of SlopeProof
+        The slopes of every head, if the network has several attention layers.
+    axes : tuple of int
+        The axes along which the box is then halved in turn, to add up the errors of the heads.
 
     Examples
     --------
@@ -254,6 +268,8 @@ class GradientProof:
     complete: bool
     excluded: tuple[Excluded, ...]
     leaves: Leaves
+    heads: tuple[SlopeProof, ...] = ()
+    axes: tuple[int, ...] = ()
 
 
 def proof_by_leaves(

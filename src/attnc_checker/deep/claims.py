@@ -62,10 +62,8 @@ class Stages(NamedTuple):
 
 
 def read_stages(data: Object, variables: tuple[str, ...]) -> Stages:
-    entries, axes = field(data, "stages", list), field(data, "axes", tuple[int, ...] | None) or ()
+    entries, axes = field(data, "stages", list), read_axes(data, variables)
     require(len(entries) <= MAX_STAGES, f"the certificate has more than {MAX_STAGES} stages", BadFile)
-    if len(axes) > MAX_LEVEL or not all(0 <= i < len(variables) for i in axes):
-        raise BadFile(f"the certificate: axes is {axes!r:.40}, not at most {MAX_LEVEL} numbers of variables")
     stages: dict[str, StageClaim] = {}
     for i, entry in enumerate(entries):
         stage = _stage(typed(entry, dict, f"stages[{i}]"), f"stages[{i}].", stages)
@@ -73,6 +71,14 @@ def read_stages(data: Object, variables: tuple[str, ...]) -> Stages:
         require(is_new, f"two stages or variables are called {stage.name!r:.40}")
         stages[stage.name] = stage
     return Stages(tuple(stages.values()), field(data, "outputs", tuple[str, ...]), axes)
+
+
+def read_axes(data: Object, variables: tuple[str, ...]) -> tuple[int, ...]:
+    """Read the axes along which the box is halved in turn."""
+    axes = field(data, "axes", tuple[int, ...] | None) or ()
+    if len(axes) > MAX_LEVEL or not all(0 <= i < len(variables) for i in axes):
+        raise BadFile(f"the certificate: axes is {axes!r:.40}, not at most {MAX_LEVEL} numbers of variables")
+    return axes
 
 
 def _stage(entry: Object, where: str, known: dict[str, StageClaim]) -> StageClaim:

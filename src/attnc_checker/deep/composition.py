@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections.abc import Callable
 from typing import NamedTuple
 
 from flint import arb
@@ -38,7 +39,7 @@ from attnc_checker.files import BadFile, Refused, require
 from attnc_checker.forms import ONE as CONSTANT
 from attnc_checker.forms import Key, Terms, span
 from attnc_checker.leaves import Prover
-from attnc_checker.network import Reduction
+from attnc_checker.network import Reduction, Stage
 from attnc_checker.program import exact
 from attnc_checker.proving import Proof, Subject
 from attnc_checker.ranges import Range, Ranges
@@ -66,6 +67,11 @@ class Combination(NamedTuple):
     stages: Terms
     slack: arb  # its largest error at exact values of the stages
     off: arb  # its largest error with the errors of the stages
+    differs: Terms  # the distances of the w_i from the coefficients
+
+
+Effects = dict[Key, dict[Key, Range]]
+"""For every stage, by source: the factors with which errors of earlier stages arrive in it."""
 
 
 class Link(NamedTuple):
@@ -78,11 +84,18 @@ class Link(NamedTuple):
     carrier: Step
     unit: Combination
     own: Deviations
+    claim: StageClaim
+    ends: Range  # of the argument
+    whole: Stage  # as it reads the state
+    line: Stage  # as it reads t
 
 
-def staged(claim: Claim, stages: Stages, reduction: Reduction, arithmetic: Arithmetic) -> Proof:
-    """Return the proof by the leaves of every stage. The bound that follows is computed before they are proved."""
-    walk, lines = _Walk(claim, stages, reduction, arithmetic), dict[str, Line]()
+def staged_walk(claim: Claim, stages: Stages, reduction: Reduction, arithmetic: Arithmetic) -> tuple[Proof, Walk]:
+    """Return the proof by the leaves of every stage, and the walk through all stages.
+
+    The bound that follows is computed before the leaves are proved.
+    """
+    walk, lines = Walk(claim, stages, reduction, arithmetic), dict[str, Line]()
     for stage in stages.stages:
         line = walk.line(stage)
         lines[stage.like or stage.name] = line if stage.like is None else joined(lines[stage.like], line)
@@ -91,10 +104,10 @@ def staged(claim: Claim, stages: Stages, reduction: Reduction, arithmetic: Arith
         Subject(one.claim, one.claim.leaves, one.claim.leaf_bounds, Prover.of(one.stage, one.function, arithmetic))
         for one in lines.values()
     ]
-    return Proof(subjects, lambda found: bound, at_once=AT_ONCE_STAGED)
+    return Proof(subjects, lambda found: bound, at_once=AT_ONCE_STAGED), walk
 
 
-class _Walk:
+class Walk:
     """A walk from stage to stage. It keeps `sizes` of the exact numbers so far, and `errors` of the computed ones."""
 
     def __init__(self, claim: Claim, stages: Stages, reduction: Reduction, arithmetic: Arithmetic) -> None:
@@ -186,7 +199,8 @@ class _Walk:
         stages: Terms = {key: arb(w) for key, w in terms.items() if isinstance(key, tuple) and w != 0}
         casts: Terms = {key: w for key, w in terms.items() if not isinstance(key, tuple)}
         slack = span(apart, self.sizes) + span(casts, self.errors)
-        return Combination(terms, stages, slack, slack + span(stages, self.errors))
+        differs = {key: abs(x) for key, x in apart.items()}
+        return Combination(terms, stages, slack, slack + span(stages, self.errors), differs)
 
     def line(self, claim: StageClaim) -> Line:
         """Return the stage as a function of t, and record its error for later stages."""
@@ -199,53 +213,68 @@ class _Walk:
         if not inner[0] <= low <= high <= inner[1]:
             found = f"[{float(low - t.off):.9g}, {float(high + t.off):.9g}]"
             raise Refused(f"the input of stage {claim.name} may leave the claimed interval: it may be in {found}")
-        exact_size = _size(self._range(carrier, NOWHERE))
+        exact_size = size_of(self._range(carrier, NOWHERE))
         size = (exact_size + unit.off).max(arb(claim.carrier_size or 0))
         unit_terms, reach = None if claim.carrier is None else unit.terms, self.reduction.reach
         line, unsure, fixed = along(stage, t.terms, unit_terms, reach, size, claim.name)
         unsure += self.reduction.program.flush + arb(claim.noise or 0)
         pieces, own = Pieces(claim, low, high, t.off, bool(self.axes)), size * claim.bound + unsure
         deviations = Deviations(claim, size, size / span(unit.terms, reach), fixed, unsure)
-        self.links.append(Link(place, argument, t, pieces, carrier, unit, deviations))
+        self.links.append(Link(place, argument, t, pieces, carrier, unit, deviations, claim, (low, high), stage, line))
         whole = pieces.around()
-        g = _size(whole.values)
+        g = size_of(whole.values)
         self.sizes[place], self.errors[place] = exact_size * g, own + size * whole.change + g * unit.off
         self.reduction.reach[place] = self.sizes[place] + self.errors[place]
         if not self.reduction.reach[place].is_finite():
             raise Refused("the range of a stage is not known: a function may be undefined, or unbounded, on the box")
         return Line(claim, line, held(claim))
 
-    def outputs(self) -> arb:
-        """Bound the errors of all outputs. The box is halved along the claimed axes in turn as far as needed."""
+    def wanted(self) -> list[Combination]:
+        """Return the outputs as combinations of the stages. Their slack includes rounding."""
         stage, wanted = self.reduction.stage(), list[Combination]()
         require(not stage.heads, "an output reads a softmax that no stage has proved")
         for form, text in zip(stage.affine, self.texts, strict=True):
             found = self.combination(text, form.terms)
             rounding = self.arithmetic.gamma(form.n) * span(form.sizes, self.reduction.reach)
             wanted.append(found._replace(slack=found.slack + rounding))
+        return wanted
+
+    def outputs(self) -> arb:
+        """Bound the errors of all outputs. The box is halved along the claimed axes in turn as far as needed."""
+        wanted = self.wanted()
+
+        def error(part: list[Range]) -> arb:
+            found = self._error(part, wanted, self.claim.bound - arb(self.claim.truncation))
+            return found + self.claim.truncation
+
+        return self.largest(error, self.claim.bound, self.axes, "the errors of the stages add up to")
+
+    def largest(self, error: Callable[[list[Range]], arb], bound: float, axes: tuple[int, ...], what: str) -> arb:
+        """Return the largest error on all parts of the box, which is halved along these axes as far as needed."""
 
         def worst(part: list[Range], axes: tuple[int, ...]) -> arb:
-            found = self._error(part, wanted, self.claim.bound - arb(self.claim.truncation)) + self.claim.truncation
-            if found <= self.claim.bound:
+            found = error(part)
+            if found <= bound:
                 return found
             if not axes or next(self.halved) >= MOST_HALVINGS:
-                raise Refused(
-                    f"the errors of the stages add up to {float(found):.9g} on a part of the box, the bound is "
-                    f"{self.claim.bound:.9g}"
-                )
+                raise Refused(f"{what} {float(found):.9g} on a part of the box, the bound is {bound:.9g}")
             return most(worst(half, axes[1:]) for half in _halves(part, axes[0]))
 
-        return worst(_box(self.claim), self.axes)
+        return worst(_box(self.claim), axes)
+
+    def on(self, part: list[Range]) -> tuple[Ranges, dict[int, Range], dict[Key, Piece]]:
+        """Return the ranges of all steps on a part of the box, and the pieces of all functions there."""
+        rules = Ranges(part)
+        values = dict(zip(self.function.outputs, evaluate(self.function, rules), strict=True))
+        return rules, values, {link.place: link.pieces.around(values[link.argument]) for link in self.links}
 
     def _error(self, part: list[Range], outputs: list[Combination], limit: arb) -> arb:
         """Bound the errors on a part of the box. Above the limit it may be any number, and nan if a range is nan."""
-        rules = Ranges(part)
-        values = dict(zip(self.function.outputs, evaluate(self.function, rules), strict=True))
-        met = {link.place: link.pieces.around(values[link.argument]) for link in self.links}
+        rules, values, met = self.on(part)
 
         def effect(link: Link) -> float:
             low, high = met[link.place].slopes
-            return float((high - low) * _size(values[link.carrier]) * link.t.off)
+            return float((high - low) * size_of(values[link.carrier]) * link.t.off)
 
         whole = self._off(rules, values, met, outputs)
         if whole <= limit:
@@ -261,34 +290,46 @@ class _Walk:
 
     def _off(self, rules: Ranges, values: dict[int, Range], met: dict[Key, Piece], outputs: list[Combination]) -> arb:
         """Bound the errors of the outputs for these slopes."""
+        own, forms = self.flow(rules, values, met)
+        found = [(combined(rules, (ONE, output, forms)), output.slack) for output in outputs]
+        return most([slack + total(size_of(x) * own[source] for source, x in form.items()) for form, slack in found])
+
+    def flow(self, rules: Ranges, values: dict[int, Range], met: dict[Key, Piece]) -> tuple[dict[Key, arb], Effects]:
+        """Return the error that every stage adds itself, and the σ_s of every stage."""
         own: dict[Key, arb] = {}
-        forms: dict[Key, dict[Key, Range]] = {}  # the σ_s of every stage
-
-        def combined(*parts: tuple[Range, Combination]) -> dict[Key, Range]:
-            """Return Σ factor·combination."""
-            whole: dict[Key, Range] = {}
-            for factor, combination in parts:
-                found: dict[Key, Range] = {}
-                for key, w in combination.stages.items():
-                    for source, (low, high) in forms[key].items():
-                        a, b = found.get(source, ZERO)
-                        found[source] = (a + low * w, b + high * w) if w > 0 else (a + high * w, b + low * w)
-                for source, x in found.items():
-                    whole[source] = rules.plus(whole.get(source, ZERO), rules.times(x, factor))
-            return whole
-
+        forms: Effects = {}
         for link in self.links:
             _, _, slopes, jump, g, _ = met[link.place]
-            low, high = values[link.carrier]
-            C = (low - link.unit.off).lower(), (high + link.unit.off).upper()
-            own[link.place] = link.own.over(values[link.argument], link.t.off, _size(C)) + _size(g) * link.unit.slack
-            own[link.place] += _size(C) * (jump + _size(slopes) * link.t.slack)
-            forms[link.place] = combined((rules.times(C, slopes), link.t), (g, link.unit)) | {link.place: ONE}
-        found = [(combined((ONE, output)), output.slack) for output in outputs]
-        return most([slack + total(_size(x) * own[source] for source, x in form.items()) for form, slack in found])
+            C = computed(values[link.carrier], link.unit)
+            own[link.place] = (
+                link.own.over(values[link.argument], link.t.off, size_of(C)) + size_of(g) * link.unit.slack
+            )
+            own[link.place] += size_of(C) * (jump + size_of(slopes) * link.t.slack)
+            forms[link.place] = combined(rules, (rules.times(C, slopes), link.t, forms), (g, link.unit, forms))
+            forms[link.place][link.place] = ONE
+        return own, forms
 
 
-def _size(range_: Range) -> arb:
+def computed(carrier: Range, unit: Combination) -> Range:
+    """Return the range of a carrier as computed."""
+    return (carrier[0] - unit.off).lower(), (carrier[1] + unit.off).upper()
+
+
+def combined(rules: Ranges, *parts: tuple[Range, Combination, Effects]) -> dict[Key, Range]:
+    """Return Σ factor·combination of effects, by their sources."""
+    whole: dict[Key, Range] = {}
+    for factor, combination, effects in parts:
+        found: dict[Key, Range] = {}
+        for key, w in combination.stages.items():
+            for source, (low, high) in effects[key].items():
+                a, b = found.get(source, ZERO)
+                found[source] = (a + low * w, b + high * w) if w > 0 else (a + high * w, b + low * w)
+        for source, x in found.items():
+            whole[source] = rules.plus(whole.get(source, ZERO), rules.times(x, factor))
+    return whole
+
+
+def size_of(range_: Range) -> arb:
     return most([-range_[0], range_[1]])
 
 

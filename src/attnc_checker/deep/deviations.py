@@ -31,7 +31,11 @@ class Deviations:
 
     def over(self, t: Range, off: arb, carrier: arb) -> arb:
         """Return the error for all t of a range and up to `off` beyond it. If that is nan, all leaves count."""
+        delta = self.largest(t, off)
+        return (self.size * delta).min(self.growth * carrier * delta + self.fixed) + self.unsure
+
+    def largest(self, t: Range, off: arb) -> arb:
+        """Return the largest δ of the leaves that meet the range."""
         first = bisect.bisect_left(self.highs, (t[0] - off).lower())
         last = bisect.bisect_right(self.lows, (t[1] + off).upper())
-        delta = arb(max(self.bounds[first:last], default=max(self.bounds)))
-        return (self.size * delta).min(self.growth * carrier * delta + self.fixed) + self.unsure
+        return arb(max(self.bounds[first:last], default=max(self.bounds)))

@@ -55,8 +55,7 @@ def along(stage: Stage, t: Terms, unit: Terms | None, reach: Terms, units: arb, 
     Also return the largest error of its values and, if the carrier is one input, the part of their sizes that does not
     depend on the carrier.
     """
-    t = {key: x for key, x in t.items() if x != 0}
-    moving = {key: x for key, x in t.items() if key != ONE}
+    t, moving = moving_terms(t)
     require(not stage.affine[0].terms, f"stage {name} is not made by its heads alone")
     carried = {key: x for key, x in (unit or {}).items() if x != 0}
     scales = carried if len(carried) == 1 and ONE not in carried else {}
@@ -68,14 +67,7 @@ def along(stage: Stage, t: Terms, unit: Terms | None, reach: Terms, units: arb, 
         followed = {key: abs(arb(w))} if farthest > 0 else {}
 
     def split(terms: Terms, by: Terms, among: Terms) -> tuple[Vector, Terms]:
-        """Return (ratio, rest) with terms = ratio·by + rest. rest is 0 in the largest of `among`, if there is any."""
-        if not among:
-            return 0 * terms[ONE], dict(terms)
-        pivot = max(among, key=lambda key: (abs(arb(among[key])) * reach[key]).mid())
-        require(by[pivot] != 0, f"the carrier of stage {name} is 0")
-        ratio = terms.get(pivot, 0 * terms[ONE]) / by[pivot]
-        rest = {key: terms.get(key, 0) - ratio * by.get(key, 0) for key in terms.keys() | by.keys()}
-        return ratio, rest
+        return divided(terms, by, among, reach, name)
 
     def line(form: Form, scale: arb | int = 1) -> tuple[Form, Vector]:
         """Return the form as a function of t, and its largest error for each key."""
@@ -109,6 +101,23 @@ def along(stage: Stage, t: Terms, unit: Terms | None, reach: Terms, units: arb, 
         heads.append(replace(head, own=sizes(head.own), query=tuple(map(sizes, head.query))))
     affine = Form({}, {ONE: span(stage.affine[0].sizes, reach) / units}, stage.affine[0].n)
     return Stage(heads, [affine], [T]), unsure, fixed
+
+
+def moving_terms(t: Terms) -> tuple[Terms, Terms]:
+    """Return the terms that are not 0, and those of them that are not the constant."""
+    t = {key: x for key, x in t.items() if x != 0}
+    return t, {key: x for key, x in t.items() if key != ONE}
+
+
+def divided(terms: Terms, by: Terms, among: Terms, reach: Terms, name: str) -> tuple[Vector, Terms]:
+    """Return (ratio, rest) with terms = ratio·by + rest. rest is 0 in the largest of `among`, if there is any."""
+    if not among:
+        return 0 * terms[ONE], dict(terms)
+    pivot = max(among, key=lambda key: (abs(arb(among[key])) * reach[key]).mid())
+    require(by[pivot] != 0, f"the carrier of stage {name} is 0")
+    ratio = terms.get(pivot, 0 * terms[ONE]) / by[pivot]
+    rest = {key: terms.get(key, 0 * terms[ONE]) - ratio * by.get(key, 0) for key in terms.keys() | by.keys()}
+    return ratio, rest
 
 
 def held(claim: StageClaim) -> Function:

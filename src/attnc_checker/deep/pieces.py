@@ -37,8 +37,11 @@ class Piece(NamedTuple):
 class Pieces:
     """The pieces of the range [low, high] of t, with |T − t| ≤ e. There is one piece if the box is not halved."""
 
-    def __init__(self, claim: StageClaim, low: arb, high: arb, e: arb, are_many: bool) -> None:
-        function = parse(claim.function, ["t"])
+    def __init__(
+        self, claim: StageClaim, low: arb, high: arb, e: arb, are_many: bool, function: Function | None = None
+    ) -> None:
+        """`function` is g, or another function of t instead, such as g′."""
+        function = function or parse(claim.function, ["t"])
         width, least, steps = (high - low).upper(), e if e > 0 else _beyond(claim, low, high), []
         if are_many:
             steps = [width * i / PIECES for i in range(1, PIECES)]

@@ -62,6 +62,7 @@ class SlopeRounding:
     roundings: Roundings
     box: Box
     level: float = 0.0  # about the largest rounding at points; this part of the goal is left to rounding
+    unit: float = 1.0  # bounds are returned in this unit
 
     def over(self, centres: np.ndarray, radii: np.ndarray, goal: float) -> Float[np.ndarray, "boxes outputs"]:
         """Return bounds over cells of the box: that of the box itself if it is negligible beside the goal."""
@@ -89,7 +90,7 @@ class SlopeRounding:
             for head, own in zip(self.stage.heads, rounds.heads, strict=True):
                 found += _head_bounds(head, own, rounds.dtype, n, centres, radii, reach)
         found = np.where(np.isfinite(found), found, np.inf)
-        return found.reshape(len(centres), -1) * SLOPE_ROUNDING
+        return found.reshape(len(centres), -1) * (SLOPE_ROUNDING / self.unit * (1 + 2.0**-40))
 
 
 def _head_bounds(

@@ -160,10 +160,14 @@ class Deviations:
 
     def over(self, t: Interval, error: float, carrier: Float[np.ndarray, " boxes"] | float) -> np.ndarray:
         """Bound the deviation for t̂ within `error` of each of these intervals, and for carriers of this size."""
-        met = (self.edges.lo <= up(t.hi + error)[:, None]) & (self.edges.hi >= down(t.lo - error)[:, None])
-        delta = np.where(met, self.deltas, 0.0).max(axis=1)
+        delta = self.largest(t, error)
         scaled = up(products(delta, np.minimum(carrier, self.size)) + self.fixed)
         return np.asarray(up(np.minimum(scaled, products(delta, self.size)) + self.unsure))
+
+    def largest(self, t: Interval, error: float) -> Float[np.ndarray, " boxes"]:
+        """Return the largest δ of the cells that t̂ can be in."""
+        met = (self.edges.lo <= up(t.hi + error)[:, None]) & (self.edges.hi >= down(t.lo - error)[:, None])
+        return np.where(met, self.deltas, 0.0).max(axis=1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,10 +212,10 @@ class ErrorFlow:
     def __init__(self, stages: Sequence[FlowStage], t: Interval, C: Interval | None = None) -> None:
         self.stages, count = stages, sum(map(len, stages))
         ends = np.cumsum([0, *map(len, stages)]).tolist()
-        self._rows = [slice(*pair) for pair in itertools.pairwise(ends)]
+        self.rows = [slice(*pair) for pair in itertools.pairwise(ends)]
         self.own, self.rounding, *numbers = np.zeros((6, len(t), count))
         C = self._computed(Interval.point(np.ones(t.shape)) if C is None else C)
-        for stage, rows in zip(stages, self._rows, strict=True):
+        for stage, rows in zip(stages, self.rows, strict=True):
             reads, carried = stage.arguments, stage.carriers
             G, jump, g = stage.slopes.over(t[:, rows])
             own, rounding = up(products(G.mag, reads.slack) + jump), products(G.mag, reads.casts)
@@ -227,8 +231,8 @@ class ErrorFlow:
             self.own[:, rows], self.rounding[:, rows] = up(own + added), rounding + np.minimum(stage.rounding, added)
             for array, ends in zip(numbers, (G.lo, G.hi, g.lo, g.hi), strict=True):
                 array[:, rows] = ends
-        self._factors = Interval(*numbers[:2]), C, Interval(*numbers[2:])
-        self._forms = self._forms_of(*self._factors)
+        self.factors = Interval(*numbers[:2]), C, Interval(*numbers[2:])
+        self.forms = self._forms_of(*self.factors)
 
     def _computed(self, C: Interval) -> Interval:
         """Return the carriers as computed: their ranges, enlarged by their errors."""
@@ -238,7 +242,7 @@ class ErrorFlow:
 
     def combined(self, weights: Float[np.ndarray, "rows heads"]) -> Interval:
         """Return the σ of combinations of heads, (boxes, rows, heads)."""
-        return _combined(weights, self._forms)
+        return combined(weights, self.forms)
 
     def sizes(
         self, outputs: Float[np.ndarray, "outputs heads"], bent: Sequence[int] = ()
@@ -253,14 +257,14 @@ class ErrorFlow:
         if not len(boxes):
             return whole[None]
         ends = list(itertools.product((False, True), repeat=len(kinks)))
-        at, (G, C, g) = np.tile(boxes, len(ends)), self._factors
+        at, (G, C, g) = np.tile(boxes, len(ends)), self.factors
         lo, hi = (np.tile(x[boxes], (len(ends), 1, 1)) for x in (G.lo, G.hi))
         for is_kink, at_high in zip(kinks[:, boxes], np.array(ends).T, strict=True):
             lo = np.where(is_kink & at_high[:, None, None], G.hi[boxes], lo)
             hi = np.where(is_kink & ~at_high[:, None, None], G.lo[boxes], hi)
         slopes = Interval(lo.reshape(len(at), -1), hi.reshape(len(at), -1))
         forms, found = self._forms_of(slopes, C[at], g[at]), np.tile(whole, (len(ends), 1, 1, 1))
-        sizes = _combined(outputs, forms).mag.reshape(len(ends), len(boxes), len(outputs), -1)
+        sizes = combined(outputs, forms).mag.reshape(len(ends), len(boxes), len(outputs), -1)
         found[:, :, boxes] = np.moveaxis(sizes, 2, 1)
         return found
 
@@ -271,7 +275,7 @@ class ErrorFlow:
 
         `sizes` are the largest |σ| with which the error of each head arrives at an output.
         """
-        costs, (G, C, _) = np.zeros(sizes.shape), self._factors
+        costs, (G, C, _) = np.zeros(sizes.shape), self.factors
         least = LEAST_COST * products(sizes, self.own).sum(axis=1)
         is_wide = G.is_bounded & (G.width > WIDE_SLOPES * G.mag)
         read = [row for stage in self.stages for row in stage.arguments.weights]
@@ -287,11 +291,11 @@ class ErrorFlow:
     def _forms_of(self, G: Interval, C: Interval, g: Interval) -> Interval:
         """Return the σ_js of every head j, (boxes, heads, heads)."""
         lo, hi = np.zeros((2, *G.shape, G.shape[1]))
-        for stage, rows in zip(self.stages, self._rows, strict=True):
+        for stage, rows in zip(self.stages, self.rows, strict=True):
             before = Interval(lo[:, :, : rows.start], hi[:, :, : rows.start])
-            form = _combined(stage.arguments.weights, before) * G[:, rows, None]
+            form = combined(stage.arguments.weights, before) * G[:, rows, None]
             if stage.carriers is not None:
-                form = form * C[:, rows, None] + _combined(stage.carriers.weights, before) * g[:, rows, None]
+                form = form * C[:, rows, None] + combined(stage.carriers.weights, before) * g[:, rows, None]
             lo[:, rows, : rows.start], hi[:, rows, : rows.start] = form.lo, form.hi
             own = np.arange(rows.start, rows.stop)
             lo[:, own, own] = hi[:, own, own] = 1.0
@@ -321,7 +325,7 @@ def bypassed(stages: Sequence[FlowStage], outputs: Float[np.ndarray, "outputs he
     return [number for number, heads in enumerate(by_argument) if reached(heads) & reached(ends, number)]
 
 
-def _combined(weights: Float[np.ndarray, "rows heads"], forms: Interval) -> Interval:
+def combined(weights: Float[np.ndarray, "rows heads"], forms: Interval) -> Interval:
     """Return Σ weight·form for each row of weights, with forms (boxes, heads, sources).
 
     Rows may leave out the last heads.

@@ -88,21 +88,43 @@ class HeadLine:
         parts = [part for head in self.heads for part in (head.values, head.carried) if part is not None]
         return b";".join((part.mid + 0.0).tobytes() for part in parts)  # + 0.0 turns −0 into 0
 
+    def scaled(self, size: float) -> tuple[OneStage, Roundings]:
+        """Return the heads as a stage with values multiplied by `size`, and its roundings."""
+        heads = []
+        for line in self.heads:
+            scaled = None if line.carried is None else _times(size, line.carried, 0.0)
+            heads.append(SoftHead(line.slopes, line.offsets, _times(size, line.values, self.unsure), scaled))
+        underflow = max(float(head.underflow[0]) for head in self.roundings)
+        own = Roundings(self.dtype, self.roundings, np.zeros((1, 2)), 0, underflow, self.peak, farthest=self.farthest)
+        return OneStage.of_line(tuple(heads)), own
+
     def rounding(self, size: float, proof: Covering) -> tuple[float, Covering]:
         """Bound the rounding of the stage in this channel over all t and all states, with values multiplied by `size`.
 
         The second result is the proof by the leaves on which the rounding was bounded.
         """
-        heads = []
-        for line in self.heads:
-            scaled = None if line.carried is None else _times(size, line.carried, 0.0)
-            heads.append(SoftHead(line.slopes, line.offsets, _times(size, line.values, self.unsure), scaled))
-        stage = OneStage.of_line(tuple(heads))
-        underflow = max(float(head.underflow[0]) for head in self.roundings)
-        own = Roundings(self.dtype, self.roundings, np.zeros((1, 2)), 0, underflow, self.peak, farthest=self.farthest)
+        stage, own = self.scaled(size)
         enough = NEGLIGIBLE_SHARE * size * proof.bound
         found, proof = rounded_leaves(lambda *cells: rounding_bounds(stage, own, *cells)[:, 0], proof, enough)
         return float(up(found + self.beside, 4)), proof
+
+
+SIZE_OF_SCORES, SIZE_OF_VALUES = 4.25, 2.125
+"""|v_k − A| ≤ 2 max |v|, and twice that if slopes are centred, too. Values that carry the input may be centred once.
+Both numbers leave room for computed weights, which add up to 1 + 2^−10 at most."""
+
+
+@dataclass(frozen=True, eq=False)
+class SlopeSizes:
+    """The derivatives of the heads of a channel by the channels m of a state.
+
+    They are those of carrier·A(t) up to `apart`_m and, along t, up to `unsure`. `reach`_m bounds the sum of the
+    absolute values of all products in them, in any order of an engine.
+    """
+
+    apart: Float[np.ndarray, " channels"]
+    reach: Float[np.ndarray, " channels"]
+    unsure: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,6 +197,38 @@ class Channel:
             fixed = sizes_at(rounds.value_sizes[:, self.column], elsewhere[None])
             total += fixed.max() + rounds.underflow[self.column] * (1 + reach.sum())
         return float(up(total, len(reach) + 8 + 4 * len(self.numbers)))
+
+    def slope_sizes(self, argument: StateForm, carrier: StateForm | None) -> SlopeSizes:
+        """Bound the derivatives of the heads by the channels of the state, besides those through t and the carrier.
+
+        A derivative is Σ_k d_k a_km + Σ_k p_k V_km with Σ_k |d_k| ≤ 2 max |v_k|. Engines may centre a and V, and the
+        weights p_k add up to at most 1 + 2^−10. So the first sum is at most SIZE_OF_SCORES·max |v_k|·max |a_km|.
+        """
+        apart, reach = np.zeros((2, len(self.sizes)))
+        unsure = 0.0
+        for number in self.numbers:
+            head, rounds = self.stage.heads[number], self.roundings.heads[number]
+            moves = Enclosed.exact(np.zeros_like(head.slopes.mid))
+            if head.carried is not None:
+                moves = Enclosed(head.carried.mid[:, self.column], head.carried.radius[:, self.column])
+            kappa = ratios(head.slopes.mid, head.offsets.mid, argument, self.sizes)
+            constants, along = head.values.mid[:, self.column], carrier or argument
+            nu = ratios(moves.mid, constants, along, self.sizes, carrier is not None)
+            largest = float(sizes_at(rounds.value_sizes[:, self.column], self._reach[None]).max())
+            off = self._along(head, argument, carrier)[1]
+            forms = rounds.scores.sizes if rounds.scores is not None else rounds.score_errors / self.roundings.unit
+            scores = np.abs(head.slopes.mid) + head.slopes.radius
+            values = np.abs(moves.mid) + moves.radius
+            if forms.shape[1] > 1:
+                scores = np.maximum(scores, forms[:, :-1])
+            if rounds.value_sizes.shape[2] > 1:
+                values = np.maximum(values, rounds.value_sizes[:, self.column, :-1])
+            of_scores, of_values = SIZE_OF_SCORES * (largest + off), SIZE_OF_VALUES
+            apart += of_scores * _left(head.slopes, kappa, argument.weights).max(axis=0)
+            apart += of_values * _left(moves, nu, along.weights).max(axis=0)
+            reach += of_scores * scores.max(axis=0) + of_values * values.max(axis=0)
+            unsure += SIZE_OF_SCORES * off * float(np.abs(kappa).max(initial=0.0))
+        return SlopeSizes(up(apart, 16), up(reach, 16), float(up(unsure, 16)))
 
     def _along(
         self, head: SoftHead[Enclosed], argument: StateForm, carrier: StateForm | None
@@ -343,6 +397,16 @@ def _times(size: float, values: Enclosed, unsure: float) -> Enclosed:
     return Enclosed(mid, up(size * values.radius + U * np.abs(mid) + unsure, 4))
 
 
+def _left(
+    slopes: Enclosed, kappa: Float[np.ndarray, " keys"], weights: Float[np.ndarray, " channels"]
+) -> Float[np.ndarray, "keys channels"]:
+    """Bound |slopes − κ·weights|, for every key and every channel."""
+    products = kappa[:, None] * weights
+    is_easy = np.isin(np.frexp(np.abs(weights))[0], (0.0, 0.5))  # a power of two: the product is exact
+    rounding = np.where(is_easy, 0.0, 2 * U * np.abs(products)) + np.where(weights == 0, 0.0, TINIEST)
+    return up(np.abs(slopes.mid - products) * (1 + 4 * U) + rounding + slopes.radius, 2)
+
+
 def _divided(
     slopes: Enclosed,
     offsets: Enclosed,
@@ -354,12 +418,8 @@ def _divided(
 
     With `with_constant` the offsets should be κ·constant, and their rest is added to that bound.
     """
-    weights, kappa = form.weights, ratios(slopes.mid, offsets.mid, form, sizes, with_constant)
-    products = kappa[:, None] * weights
-    is_easy = np.isin(np.frexp(np.abs(weights))[0], (0.0, 0.5))  # a power of two: the product is exact
-    rounding = np.where(is_easy, 0.0, 2 * U * np.abs(products)) + np.where(weights == 0, 0.0, TINIEST)
-    left = up(np.abs(slopes.mid - products) * (1 + 4 * U) + rounding + slopes.radius, 2)
-    differs, kept = up(left @ sizes, len(sizes) + 1), offsets
+    kappa = ratios(slopes.mid, offsets.mid, form, sizes, with_constant)
+    differs, kept = up(_left(slopes, kappa, form.weights) @ sizes, len(sizes) + 1), offsets
     if form.constant:
         shift = kappa * form.constant
         mid = offsets.mid - shift
@@ -405,12 +465,12 @@ def prove_line(
     proof = branch_and_bound(
         kinds, box, tolerance=tolerance, floor=floor, start_level=FIRST_LEVEL, budget=Budget(MOST_CELLS)
     )
-    finer = _finer(proof, least_level)
+    finer = at_least(proof, least_level)
     cells = dataclasses.replace(finer, upper=up(finer.upper * (1 + LEAF_ROOM)))
     return dataclasses.replace(proof, cells=cells, complete=proof.complete or not is_time_over()), box, held
 
 
-def _finer(proof: Covering, least_level: int) -> CellBounds:
+def at_least(proof: Covering, least_level: int) -> CellBounds:
     """Cut wide leaves into cells of this level. Each gets a bound by the first kind, if that is smaller."""
     depth, kind = np.maximum(0, least_level - proof.cells.level), proof.kinds[0]
     finer, rows = proof.cells.cut(depth), np.flatnonzero(np.repeat(depth, 1 << depth))

@@ -12,6 +12,7 @@ with their signs, because they may cancel.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -52,6 +53,7 @@ from attnc.proofs.staged.lines import (
     prove_line,
 )
 from attnc.proofs.stages.extraction import ProgramStage, StateForm, stages_and_read_out
+from attnc.targets.parts.part import Derivation
 from attnc.targets.target import Target
 
 U = UNIT_ROUNDOFF["float64"]
@@ -82,19 +84,10 @@ class StagedProver(Prover):
         Raise ProgramError if the weights do not fit the derivation, or if the derivation is that of another target. The
         bound is ∞ if the box is too wide to bound the range of a part.
         """
-        check(program)
-        require_same_shapes(program, target)
-        found, read = stages_and_read_out(program)
-        made = claims_for(target, request.derivation)
-        if made is None:
-            raise ProgramError(f"there is no derivation by which {target.describe()} could be proved head by head")
-        claims = made(target, request.derivation, program, read, len(found))
-        walk = _StageWalk(claims, target, str(program.dtype), request.noise)
+        walk, read = begun(program, target, request)
         try:
-            for number, stage in enumerate(found):
-                request.report(number / len(found))
-                with time_share(1 / (len(found) - number)):
-                    walk.through(stage)
+            walk.through_all(request)
+            LAST_WALK.value = program, target, request.derivation, walk, read
             composed, outputs = walk.composed(read, str(program.dtype))
         except NotBoundedError:
             composed, outputs = NOT_BOUNDED, ()
@@ -105,18 +98,69 @@ class StagedProver(Prover):
         return Proof(bound, terms, Stages(tuple(walk.heads), outputs, composed.axes), walk.is_complete)
 
 
-class _StageWalk:
+class _LastWalk(threading.local):
+    """The walk of the last proof of this thread. The bound of the gradients of the same network begins with it."""
+
+    value: tuple[Program, Target, Derivation | None, StageWalk, StateForm] | None = None
+
+
+LAST_WALK = _LastWalk()
+
+
+def walked(program: Program, target: Target, request: ProofRequest) -> tuple[StageWalk, StateForm]:
+    """Return the walk through a program. Raise what `begun` raises, and NotBoundedError if a range is not known."""
+    last = LAST_WALK.value
+    given = program, target, request.derivation
+    if last is not None and all(x is y for x, y in zip(last, given, strict=False)) and not last[3].noise:
+        return last[3], last[4]
+    walk, read = begun(program, target, request)
+    walk.through_all(request)
+    return walk, read
+
+
+def begun(program: Program, target: Target, request: ProofRequest) -> tuple[StageWalk, StateForm]:
+    """Return a walk through the program, before its first stage, and the affine map that reads the outputs.
+
+    Raise ProgramError if the program has another form, or the derivation is that of another target.
+    """
+    check(program)
+    require_same_shapes(program, target)
+    found, read = stages_and_read_out(program)
+    made = claims_for(target, request.derivation)
+    if made is None:
+        raise ProgramError(f"there is no derivation by which {target.describe()} could be proved head by head")
+    claims = made(target, request.derivation, program, read, len(found))
+    return StageWalk(found, claims, target, str(program.dtype), request.noise), read
+
+
+class StageWalk:
     """A walk through the stages. `state` is the state after the last one, `flow` has the errors of all heads so far."""
 
-    def __init__(self, claims: Claims, target: Target, dtype: str, noise: Mapping[str, float]) -> None:
-        self.claims, self.box, self.noise = claims, target.box, noise
+    def __init__(
+        self,
+        stages: Sequence[ProgramStage],
+        claims: Claims,
+        target: Target,
+        dtype: str,
+        noise: Mapping[str, float],
+    ) -> None:
+        self.stages, self.claims, self.box, self.noise = stages, claims, target.box, noise
         sizes = self.box.magnitude
         casts = up(UNIT_ROUNDOFF[dtype] * sizes, 2) if dtype != "float64" else np.zeros(self.box.d)
         self.state = State(self.box.names, sizes, casts)
         self.heads: list[HeadProof] = []
         self.flow: list[FlowStage] = []
+        self.states: list[State] = []  # before every stage of `flow`
+        self.groups: list[list[ProvedGroup]] = []  # of every stage of `flow`
         self.is_complete = True
         self._ranges: list[tuple[float, float]] = []  # of the arguments of all heads
+
+    def through_all(self, request: ProofRequest) -> None:
+        """Prove the heads of all stages. Raise NotBoundedError if the range of a part is not known."""
+        for number, stage in enumerate(self.stages):
+            request.report(number / len(self.stages))
+            with time_share(1 / (len(self.stages) - number)):
+                self.through(stage)
 
     def through(self, part: ProgramStage) -> None:
         """Prove the heads of a stage, and compute the state after it."""
@@ -124,14 +168,17 @@ class _StageWalk:
         channels = channels_of(part, state.reach, self.claims.claimed)
         claims = self.claims.of_stage(part, channels, state)
         after = self._passed_on(channels, {claim.output for claim in claims})
-        heads = [_ClaimedHead.of(claim, channels[claim.output], state, self.noise) for claim in claims]
+        heads = [ClaimedHead.of(claim, channels[claim.output], state, self.noise) for claim in claims]
         groups = self._grouped(heads)
-        proved = list[_ProvedGroup]()
+        proved = list[ProvedGroup]()
         for number, alike in enumerate(groups):
             check_time(PROVING)
             with time_share(1 / (len(groups) - number)):
-                proved.append(_ProvedGroup(alike, part, self.claims.divides))
-        self.flow += [self._flow(proved)] if proved else []
+                proved.append(ProvedGroup(alike, part, self.claims.divides))
+        if proved:
+            self.flow.append(self._flow(proved))
+            self.states.append(state)
+            self.groups.append(proved)
         for group in proved:
             self.heads += group.proofs
             self.is_complete &= group.is_complete
@@ -156,12 +203,12 @@ class _StageWalk:
             found[i] = state.names[channel.source], state.sizes[channel.source], state.errors[channel.source]
         return found
 
-    def _grouped(self, heads: Sequence[_ClaimedHead]) -> list[list[_ClaimedHead]]:
+    def _grouped(self, heads: Sequence[ClaimedHead]) -> list[list[ClaimedHead]]:
         """Group heads that are the same function of t.
 
         A head at a constant t or with noise is a group of its own, and every head is if the box is divided.
         """
-        found: dict[tuple[object, ...], list[_ClaimedHead]] = {}
+        found: dict[tuple[object, ...], list[ClaimedHead]] = {}
         for place, head in enumerate(heads):
             rounds = max(float(each.score_errors[:, -1].max()) for each in head.line.roundings)  # errors at t = 0
             roughness = round(math.log2(max(ROUGH_SCORES, rounds)) / 2) if math.isfinite(rounds) else 0
@@ -170,7 +217,7 @@ class _StageWalk:
             found.setdefault(key, []).append(head)
         return list(found.values())
 
-    def _flow(self, groups: Sequence[_ProvedGroup]) -> FlowStage:
+    def _flow(self, groups: Sequence[ProvedGroup]) -> FlowStage:
         heads, d = [head for group in groups for head in group.heads], len(self.state.names)
         errors = np.array([(head.argument_error, head.carrier_error) for head in heads]).T
         arguments = self._readings(StateForm.stacked([head.argument.form for head in heads], d), errors[0])
@@ -231,7 +278,7 @@ class _StageWalk:
 
 
 @dataclass(frozen=True, eq=False)
-class _ClaimedHead:
+class ClaimedHead:
     """A claim about a channel, its heads as a function of t, and the errors of t and of the carrier."""
 
     claim: ChannelClaim
@@ -243,7 +290,7 @@ class _ClaimedHead:
     noise: float
 
     @classmethod
-    def of(cls, claim: ChannelClaim, channel: Channel, state: State, noise: Mapping[str, float]) -> _ClaimedHead:
+    def of(cls, claim: ChannelClaim, channel: Channel, state: State, noise: Mapping[str, float]) -> ClaimedHead:
         """Make the head. Raise NotBoundedError if a number is infinite.
 
         The error of t includes room for the checker, unless t is an input.
@@ -264,10 +311,10 @@ class _ClaimedHead:
         return self.claim.argument
 
 
-class _ProvedGroup:
+class ProvedGroup:
     """Heads that are proved by the leaves of the first one, with the sizes and errors of the channels they write."""
 
-    def __init__(self, heads: Sequence[_ClaimedHead], part: ProgramStage, divides: bool) -> None:
+    def __init__(self, heads: Sequence[ClaimedHead], part: ProgramStage, divides: bool) -> None:
         self.heads, line, first = heads, joined([head.line for head in heads]), heads[0]
         claim, size = first.claim, max(head.carrier_size for head in heads)
         lo, hi = np.array([(head.argument.lo, head.argument.hi) for head in heads]).T
@@ -282,6 +329,7 @@ class _ProvedGroup:
             tolerance=LOOSE_LEAVES if divides else CLOSE_LEAVES,
             limit=max(head.claim.limit for head in heads),
         )
+        self.line, self.box, self.held, self.size = line, box, held, size
         rounding, proof = line.rounding(size, proof)
         any_order = any(head.channel.roundings.is_in_any_order for head in heads)
         room = ANY_ORDER_ROUNDING if any_order else 1.0 if divides else ROUNDING_ROOM

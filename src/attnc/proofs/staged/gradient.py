@@ -1,0 +1,253 @@
+"""Gradients of deep programs: the slopes of every head proved by leaves, and their errors followed to the outputs."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from attnc.errors import ExpressionError, ProgramError
+from attnc.ir.program import Program
+from attnc.numerics.arrays import Float
+from attnc.numerics.intervals import Interval
+from attnc.numerics.limits import check_time, time_share
+from attnc.numerics.quiet import quiet
+from attnc.numerics.rounding import up
+from attnc.proofs.cells.branching import PROVING, Budget, CellBounds, Covering, branch_and_bound
+from attnc.proofs.cells.dyadic import cell_boxes
+from attnc.proofs.cells.kind import SHARP
+from attnc.proofs.kinds.gradient import GradientKind
+from attnc.proofs.observed import observed_gradient_error
+from attnc.proofs.proof import GradientProof, Leaves, SlopeProof
+from attnc.proofs.prover import ProofRequest
+from attnc.proofs.rounding.slopes import NEGLIGIBLE_SLOPES, SlopeRounding
+from attnc.proofs.staged.claims import NotBoundedError, State
+from attnc.proofs.staged.error_flow import SLOPE_PIECES, Deviations, FlowStage, Slopes
+from attnc.proofs.staged.lines import (
+    FIRST_LEVEL,
+    LEAST_GOAL,
+    LINE_ORDER,
+    LOOSE_LEAVES,
+    MOST_CELLS,
+    at_least,
+    leaf_intervals,
+)
+from attnc.proofs.staged.prover import LEAST_LEVEL, LEAST_SHARE, ClaimedHead, ProvedGroup, StageWalk, walked
+from attnc.proofs.staged.slope_flow import (
+    SlopeOutputs,
+    SlopeStage,
+    composed_slopes,
+    num_roundings,
+    path_rounding,
+    require_close,
+)
+from attnc.proofs.stages.extraction import OneStage, StateForm
+from attnc.targets.expressions.derivatives import gradient
+from attnc.targets.expressions.expression import Expression
+from attnc.targets.parts.part import Combination, Derivation, Source, function_of_t
+from attnc.targets.target import Target
+
+FAR_BELOW = 1e-6
+"""The part of eps below which no bound of the slopes of a head is sought. Later heads may make it a thousand times
+larger, and it is negligible even then."""
+SHARPENED, MUCH_SMALLER, WORTH_SHARPENING = 4, 0.8, 0.1
+"""Number of times that leaves are halved where a half has a bound below this share of the whole one, and where the
+bound is above this share of the largest one."""
+SAMPLED = 65  # points of the interval of a head at which rounding is sampled
+ROUNDING_TOLERANCE = 1.2  # the rounding over a cell that is aimed at, relative to that at sampled points
+
+Evaluate = Callable[[np.ndarray], np.ndarray]
+"""A function from points (points, d) to the partial derivatives of all outputs, (points, outputs·d)."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StagedGradient:
+    """A deep program against the gradient of a target, and the largest error that was seen at samples."""
+
+    program: Program
+    target: Target
+    derivation: Derivation
+    derivatives: Expression
+    eps: float
+    observed: float
+
+    @classmethod
+    def of(
+        cls,
+        program: Program,
+        target: Target,
+        derivation: Derivation | None,
+        derivatives: Expression,
+        eps: float,
+        evaluate: Evaluate,
+        work: int,
+    ) -> StagedGradient:
+        """Compare gradients at samples. Raise ProgramError if there is no derivation."""
+        if derivation is None:
+            raise ProgramError(f"there is no derivation by which the gradient of {target.describe()} could be proved")
+
+        def errors_at(points: Float[np.ndarray, "points d"]) -> Float[np.ndarray, " points"]:
+            found = np.abs(evaluate(points) - derivatives(points)).max(axis=1)
+            return np.where(np.isfinite(found), found, 0.0)
+
+        with quiet():
+            observed = observed_gradient_error(errors_at, target.box, work, np.zeros((0, target.box.d)))
+        return cls(program, target, derivation, derivatives, eps, observed)
+
+    def proof(self, budget: Budget) -> GradientProof:
+        """Prove a bound. It is ∞ if the range of a part, or the slope of a head, is not known."""
+        _require_close_coefficients(self.derivation)
+        request = ProofRequest(derivation=self.derivation, progress=budget.progress, eps=self.eps)
+        empty = Leaves((), np.zeros(0))
+        try:
+            walk, read = walked(self.program, self.target, request)
+            stages, heads = _slope_stages(walk, self.eps)
+        except NotBoundedError:
+            return GradientProof(self.eps, math.inf, self.observed, (), True, (), empty)
+        outputs, d = _outputs(walk, read), self.target.box.d
+        rounding = path_rounding(stages, outputs, d, num_roundings(self.program), str(self.program.dtype))
+        box = Interval(self.target.box.lo[None], self.target.box.hi[None])
+        with quiet():
+            found = composed_slopes(walk.flow, stages, outputs, rounding, walk.claims.ranges, box)
+        observed = min(self.observed, found.bound)
+        return GradientProof(
+            self.eps, found.bound, observed, found.terms, walk.is_complete, (), empty, tuple(heads), found.axes
+        )
+
+
+def _require_close_coefficients(derivation: Derivation) -> None:
+    """Raise ProgramError unless every coefficient is close to a float, and no part is read twice in a combination."""
+    read = [part for claim in derivation.heads.values() for part in (claim.argument, claim.carrier)]
+    for part in (*read, *derivation.outputs):
+        if isinstance(part, Combination):
+            names = {inner.index if isinstance(inner, Source) else f"part {id(inner)}" for inner, _ in part.terms}
+            if len(names) < len(part.terms):
+                raise ProgramError("a combination of the derivation reads a part twice")
+            for _, coefficient in part.terms:
+                require_close(coefficient.slack, coefficient.value, repr(coefficient.tree)[:60])
+
+
+def _slope_stages(walk: StageWalk, eps: float) -> tuple[list[SlopeStage], list[SlopeProof]]:
+    """Prove the slopes of all heads. Raise NotBoundedError if those of a head are not known."""
+    stages, proofs, first = list[SlopeStage](), list[SlopeProof](), 0
+    count = sum(len(groups) for groups in walk.groups)
+    for state, groups, flow in zip(walk.states, walk.groups, walk.flow, strict=True):
+        columns = _Columns(walk, state, first)
+        heads, found = list[ClaimedHead](), list[tuple[Slopes, Deviations]]()
+        for group in groups:
+            check_time(PROVING)
+            (head,) = group.heads
+            with time_share(1 / max(1, count - len(proofs))):
+                own, deltas, leaves = _proved_slopes(group, eps)
+            name = walk.heads[first + len(heads)].name
+            proofs.append(SlopeProof(name, float(deltas.max()), Leaves(leaves, deltas)))
+            heads.append(head)
+            found.append(own)
+        stages.append(_stage(heads, found, columns, flow))
+        first += len(heads)
+    return stages, proofs
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Columns:
+    """The columns of a stage: the variables, and then the heads before it, by the channels of the state."""
+
+    walk: StageWalk
+    state: State
+    count: int
+
+    def __call__(self, rows: Float[np.ndarray, "rows channels"]) -> Float[np.ndarray, "rows sources"]:
+        names = [*self.walk.box.names, *(head.name for head in self.walk.heads[: self.count])]
+        places = {name: i for i, name in enumerate(names)}
+        found = np.zeros((len(rows), len(places)))
+        for name, column in zip(self.state.names, rows.T, strict=True):
+            found[:, places[name]] += column
+        return up(found, 2) if (rows >= 0).all() else found
+
+
+def _stage(
+    heads: Sequence[ClaimedHead], found: Sequence[tuple[Slopes, Deviations]], columns: _Columns, flow: FlowStage
+) -> SlopeStage:
+    channels, nothing = len(columns.state.names), StateForm(np.zeros(len(columns.state.names)), 0.0)
+    forms = [(head.argument.form, None if head.claim.carrier is None else head.claim.carrier.form) for head in heads]
+    arguments = StateForm.stacked([argument for argument, _ in forms], channels)
+    carriers = StateForm.stacked([carrier or nothing for _, carrier in forms], channels)
+    sizes = [head.channel.slope_sizes(*form) for head, form in zip(heads, forms, strict=True)]
+    slopes, deviations = zip(*found, strict=True)
+    return SlopeStage(
+        columns(arguments.weights),
+        columns(carriers.weights),
+        columns(np.array([each.apart for each in sizes])),
+        columns(np.array([each.reach for each in sizes])),
+        np.array([each.unsure for each in sizes]),
+        Slopes.stacked(slopes),
+        deviations,
+    )
+
+
+def _proved_slopes(group: ProvedGroup, eps: float) -> tuple[tuple[Slopes, Deviations], np.ndarray, tuple]:
+    """Return the slopes of g′, the bounds of the computed slopes against g′, and their leaves."""
+    (head,) = group.heads
+    if group.held is not None or head.noise:
+        raise NotBoundedError
+    try:
+        derivative = gradient(function_of_t(head.claim.function))
+    except ExpressionError:
+        raise NotBoundedError from None
+    box, line, size = group.box, group.line, group.size
+    stage, (scaled, own) = OneStage.of_line(line.heads), line.scaled(size)
+    rounding = SlopeRounding(scaled, own, box, unit=size) if size > 0 else SlopeRounding(stage, own, box)
+    points = np.linspace(box.lo, box.hi, SAMPLED)
+    with quiet():
+        seen = np.abs(stage.gradients(points).reshape(SAMPLED, -1) - derivative(points)).max()
+        if not math.isfinite(seen):
+            raise NotBoundedError
+        if not float(rounding.whole.max()) <= NEGLIGIBLE_SLOPES * seen:
+            level = ROUNDING_TOLERANCE * float(rounding.on(points, np.zeros_like(points)).max())
+            rounding = dataclasses.replace(rounding, level=level)
+        steepest = max(float(np.abs(each.slopes.mid).max(initial=0.0)) for each in line.heads)
+        values = max(float(np.abs(each.values.mid).max(initial=0.0)) for each in line.heads)
+        least = LEAST_GOAL * max(float(np.abs(derivative(points)).max()), steepest * values)
+        proof = branch_and_bound(
+            [GradientKind(stage, derivative, LINE_ORDER, rounding)],
+            box,
+            tolerance=LOOSE_LEAVES,
+            floor=rounding.level + least,
+            goal=FAR_BELOW * eps,
+            start_level=FIRST_LEVEL,
+            budget=Budget(MOST_CELLS),
+        )
+        proof = _sharper(dataclasses.replace(proof, cells=at_least(proof, LEAST_LEVEL)))
+    deltas = proof.cells.upper[:, 0]
+    if not np.isfinite(deltas).all():
+        raise NotBoundedError
+    deltas = np.maximum(deltas, LEAST_SHARE * float(deltas.max()))
+    (tree,) = derivative.outputs
+    argument = head.argument
+    slopes = Slopes.of(tree, argument.lo, argument.hi, head.argument_error, None, SLOPE_PIECES)
+    return (slopes, Deviations(leaf_intervals(proof), deltas, size, 0.0, 0.0)), deltas, proof.leaves
+
+
+def _sharper(proof: Covering) -> Covering:
+    """Halve leaves where the bound of a half is much smaller, as near the ends of an interval: errors grow there."""
+    cells, kind = proof.cells, proof.kinds[0]
+    for _ in range(SHARPENED):
+        finer = cells.cut(np.ones_like(cells.level))
+        finer.improve(
+            np.arange(len(finer)), 0, kind, kind.bounds(*cell_boxes(proof.box, finer.level, finer.index), SHARP)
+        )
+        least = finer.upper[:, 0].reshape(-1, 2).min(axis=1)
+        steep = (least < MUCH_SMALLER * cells.upper[:, 0]) & (cells.upper[:, 0] > WORTH_SHARPENING * cells.upper.max())
+        if not steep.any():
+            break
+        cells = CellBounds.joined([cells.where(~steep), finer.where(np.repeat(steep, 2))])
+    return dataclasses.replace(proof, cells=cells)
+
+
+def _outputs(walk: StageWalk, read: StateForm) -> SlopeOutputs:
+    goals, _ = zip(*walk.claims.outputs(walk.state), strict=True)
+    goal = StateForm.stacked(goals, len(walk.state.names))
+    columns = _Columns(walk, walk.state, len(walk.heads))
+    return SlopeOutputs(columns(read.weights), columns(np.abs(read.weights - goal.weights)))

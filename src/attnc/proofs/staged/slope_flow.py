@@ -1,0 +1,246 @@
+"""Gradients of deep programs: the propagation of errors of slopes from the heads to the outputs.
+
+Theorem.  With the û_j = Ĉ·g(t̂) + d_j, G and σ_js of `error_flow`, let a prime be the derivative by one variable, and
+          û_j′ = Ĉ·g′(t̂)·t̂′ + g(t̂)·Ĉ′ + d_j′ the derivative as computed. For a slope H of g′ between t and t̂
+              û_j′ − u_j′ = d_j′ + Ĉ·g′(t̂)·(t̂′ − t′) + g(t̂)·(Ĉ′ − C′)
+                            + (Ĉ·H·t′ + G·C′)·(t̂ − t) + g′(t)·t′·(Ĉ − C),
+          and t, C are affine in u: so û_j′ − u_j′ = Σ_s α_js d_s + Σ_s β_js d_s′ over all heads s.
+Proof.    u_j′ = C·g′(t)·t′ + g(t)·C′. The difference of the two, with Ĉ·g′(t̂)·t′ and g(t̂)·C′ added and subtracted, has
+          (Ĉ·g′(t̂) − C·g′(t))·t′ = (Ĉ·H·(t̂ − t) + (Ĉ − C)·g′(t))·t′ and (g(t̂) − g(t))·C′ = G·(t̂ − t)·C′. ∎
+
+A head as a function of t, in units of the carrier, has computed slopes within δ′ of g′, and averages within δ of g.
+With the slopes a_km of its scores and V_km of its values by the channel m, an engine computes
+              Σ_k d_k (a_k·û′) + Σ_k p_k (V_k·û′),   d_k = p_k (v_k − A),
+where a_km = κ_k·w_m and V_km = ν_k·c_m up to a rest. So |d_j′| ≤ size·δ′·|t̂′| + δ·|Ĉ′| + Σ_m rest_m |û_m′|.
+
+Rounding.  A gradient is a sum over all paths from the output to a variable, through a key and a channel of every stage
+on the way, of products of these numbers. Forwards, backwards or in any other order, an engine rounds every product at
+most N times, with N the length of all sums of all layers together. So it errs by γ_N·P at most, where P is the sum of
+the absolute values of all products, P_j ≤ Σ_m reach_jm P_m.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from attnc.errors import ProgramError
+from attnc.ir.layers import Affine
+from attnc.ir.program import Program
+from attnc.ir.shapes import streams
+from attnc.numerics.arrays import Float
+from attnc.numerics.bound import Term
+from attnc.numerics.intervals import Interval
+from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma, up
+from attnc.proofs.margins import DIVIDED_ROOM, MAX_AXES
+from attnc.proofs.staged.error_flow import (
+    Deviations,
+    ErrorFlow,
+    FlowStage,
+    Ranges,
+    Slopes,
+    combined,
+    divided,
+    products,
+)
+
+COEFFICIENT_SLACK = 2.0**-48
+"""Largest distance of a coefficient from the float that stands for it, as a share of the float. Rational numbers are
+within 2^−53; numbers such as π/3 within a few units more."""
+FURTHER_ROUNDINGS = 64
+"""Roundings of a product in a layer besides those of sums: differences, divisions, exponentials' weights, and some to
+spare."""
+ROUNDING_ROOM = 1.125
+"""Factor on the rounding of all paths: prover and checker bound the sizes of products in their own ways."""
+OVERFLOW = {"float64": 2.0**1000, "float32": 2.0**120}
+"""No product of sizes along a path may reach this."""
+REASONS = {
+    "slopes": "of all heads against the slopes of their functions, times their effect on the output",
+    "values": "the errors of the values at which these slopes are taken, times their effect on the output",
+    "coefficients": "affine coefficients of the target, as they are stored",
+    "rounding": "of the products along all paths from the output to a variable",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class SlopeStage:
+    """The heads of one stage. Columns are the variables, and then the heads of earlier stages."""
+
+    arguments: Float[np.ndarray, "heads sources"]
+    carriers: Float[np.ndarray, "heads sources"]
+    apart: Float[np.ndarray, "heads sources"]
+    reach: Float[np.ndarray, "heads sources"]
+    unsure: Float[np.ndarray, " heads"]
+    slopes: Slopes  # of the g′
+    deviations: tuple[Deviations, ...]  # the δ′
+
+    def __len__(self) -> int:
+        return len(self.unsure)
+
+
+@dataclass(frozen=True, eq=False)
+class SlopeOutputs:
+    """The outputs as sums of weight·source, with the differences from the coefficients of the target."""
+
+    weights: Float[np.ndarray, "outputs sources"]
+    differs: Float[np.ndarray, "outputs sources"]
+
+
+@dataclass(frozen=True, eq=False)
+class ComposedSlopes:
+    """|∂network/∂x_i − ∂f/∂x_i| ≤ bound, the sum of the terms. The box was halved along the axes in turn."""
+
+    bound: float
+    terms: tuple[Term, ...]
+    axes: tuple[int, ...]
+
+
+def num_roundings(program: Program) -> int:
+    """Return the largest number of roundings of a product along a path, for any order of products and sums."""
+    found = 0
+    for stream in streams(program):
+        before = stream.start
+        for step in stream.steps:
+            found += math.prod(before) + math.prod(step.after) + FURTHER_ROUNDINGS
+            if not isinstance(step.layer, Affine):
+                found += 2 * max(before[0], step.num_keys)
+                found += sum(head.W_Q.shape[1] + head.W_V.shape[1] + 1 for head in step.layer.heads)
+            before = step.after
+    return found
+
+
+def path_rounding(stages: Sequence[SlopeStage], outputs: SlopeOutputs, d: int, num: int, dtype: str) -> np.ndarray:
+    """Bound the rounding of every output's slope by every variable, (outputs, d). It is ∞ if a product may overflow."""
+    unit, sizes, peak = UNIT_ROUNDOFF[dtype], np.eye(d), 1.0
+    for stage in stages:
+        peak *= max(1.0, float(stage.reach.sum(axis=1).max()))
+        sizes = np.concatenate([sizes, up(stage.reach @ sizes, 8 + sizes.shape[0])])
+    peak *= max(1.0, float(np.abs(outputs.weights).sum(axis=1).max()))
+    if not (peak < OVERFLOW[dtype] and num * unit < 0.125):
+        return np.full((len(outputs.weights), d), np.inf)
+    lost = num**2 * float(np.finfo(dtype).smallest_normal) * peak
+    total = np.abs(outputs.weights) @ sizes
+    return up(ROUNDING_ROOM * (gamma(num, unit) * total + lost), 8 + len(sizes))
+
+
+class SlopeFlow:
+    """The errors of slopes on many boxes, each by one variable."""
+
+    def __init__(
+        self, flow: ErrorFlow, stages: Sequence[SlopeStage], t: Interval, by: Float[np.ndarray, "boxes d"]
+    ) -> None:
+        """`by` is 1 for the variable, and 0 for all others."""
+        (boxes, count), d = t.shape, by.shape[1]
+        self.flow, self.first = flow, d
+        G, C, g = flow.factors
+        self.own = np.zeros((boxes, count))
+        inputs = by[:, :, None]
+        tangents = Interval(inputs, inputs)  # of the variables and of all heads so far, (boxes, sources, 1)
+        sizes = np.abs(inputs[:, :, 0])  # the largest |û_m′|
+        forms = Interval(*np.zeros((2, boxes, 0, 3 * count)))  # the α, β and σ of all heads so far
+        for part, stage, rows in zip(flow.stages, stages, flow.rows, strict=True):
+            own_t, own_C, own_G, own_g = t[:, rows], C[:, rows], G[:, rows], g[:, rows]
+            H, jump, slope = stage.slopes.over(own_t)
+            steep = part.slopes.over(own_t)[1]
+            moved, carried = (combined(w, tangents)[:, :, 0] for w in (stage.arguments, stage.carriers))
+            wide = own_C * slope
+            by_value, by_carrier = own_C * H * moved + own_G * carried, slope * moved
+            at_t = combined(stage.arguments[:, d:], forms)
+            slopes = at_t[:, :, : 2 * count] * wide[:, :, None]
+            values = at_t[:, :, 2 * count :] * by_value[:, :, None]
+            if part.carriers is not None:
+                at_C = combined(stage.carriers[:, d:], forms)
+                slopes = slopes + at_C[:, :, : 2 * count] * own_g[:, :, None]
+                values = values + at_C[:, :, 2 * count :] * by_carrier[:, :, None]
+            alpha, beta = slopes[:, :, :count] + values, slopes[:, :, count:]
+            heads = np.arange(rows.start, rows.stop)
+            for end in (beta.lo, beta.hi):
+                end[:, heads - rows.start, heads] = 1.0
+            added = _beside(_beside(alpha, beta, 2), flow.forms[:, rows], 2)
+            forms = _beside(forms, added, 1)
+            # |t̂′ − t′| without the errors of earlier slopes, from coefficients that are no floats; and |t̂′|, |Ĉ′|.
+            true = tangents.mag[:, :, 0]
+            unlike, unlike_C = (COEFFICIENT_SLACK * (true @ np.abs(x).T) for x in (stage.arguments, stage.carriers))
+            off = up(sizes - true)
+            size_t, size_C = (
+                up(x.mag + off @ np.abs(weights).T, 8 + count)
+                for x, weights in ((moved, stage.arguments), (carried, stage.carriers))
+            )
+            own = up(sizes @ stage.apart.T, 8 + count) + products(size_t, stage.unsure)
+            for number in range(len(stage)):
+                error, column = float(part.arguments.error[number]), own_t[:, number]
+                of_slopes, of_values = stage.deviations[number], part.deviations[number]
+                largest = products(of_slopes.largest(column, error), of_slopes.size)
+                own[:, number] += products(largest, size_t[:, number])
+                own[:, number] += products(of_values.largest(column, error), size_C[:, number])
+            slack = part.arguments.slack
+            own += products(by_value.mag, slack) + products(products(own_C.mag, jump), moved.mag)
+            own += products(steep, carried.mag) + products(wide.mag, unlike) + products(own_g.mag, unlike_C)
+            if part.carriers is not None:
+                own += products(by_carrier.mag, part.carriers.slack)
+            self.own[:, rows] = up(own, 16)
+            here = wide * moved + own_g * carried
+            tangents = _beside(tangents, here[:, :, None], 1)
+            by_values = products(alpha.mag, flow.own[:, None]).sum(axis=2)
+            by_slopes = products(beta.mag, self.own[:, None]).sum(axis=2)
+            sizes = np.concatenate([sizes, up(here.mag + up(by_values + by_slopes, 4 + 2 * count), 2)], axis=1)
+        self.forms, self.tangents, self.sizes = forms, tangents, sizes
+
+    def at(self, outputs: SlopeOutputs) -> tuple[np.ndarray, ...]:
+        """Return the errors of outputs by slopes, by values and by coefficients, each (boxes, outputs)."""
+        weights, count = outputs.weights[:, self.first :], self.own.shape[1]
+        effects = combined(weights, self.forms[:, :, : 2 * count]).mag
+        by_values = products(effects[:, :, :count], self.flow.own[:, None]).sum(axis=2)
+        by_slopes = products(effects[:, :, count:], self.own[:, None]).sum(axis=2)
+        true = self.tangents.mag[:, :, 0]
+        off = self.sizes @ outputs.differs.T + COEFFICIENT_SLACK * (true @ np.abs(outputs.weights).T)
+        return up(by_slopes, count + 2), up(by_values, count + 2), up(off, 8 + count)
+
+
+def _beside(first: Interval, second: Interval, axis: int) -> Interval:
+    return Interval(*(np.concatenate(ends, axis=axis) for ends in ((first.lo, second.lo), (first.hi, second.hi))))
+
+
+def composed_slopes(
+    flow: Sequence[FlowStage],
+    stages: Sequence[SlopeStage],
+    outputs: SlopeOutputs,
+    rounding: Float[np.ndarray, "outputs d"],
+    ranges: Ranges,
+    box: Interval,
+) -> ComposedSlopes:
+    """Bound the errors of all slopes at the outputs, over parts of the box."""
+    d = box.shape[1]
+
+    def errors(boxes: Interval) -> Float[np.ndarray, "boxes slopes terms"]:
+        n = len(boxes)
+        t, C = (None if x is None else Interval(np.tile(x.lo, (d, 1)), np.tile(x.hi, (d, 1))) for x in ranges(boxes))
+        assert t is not None
+        parts = SlopeFlow(ErrorFlow(flow, t, C), stages, t, np.repeat(np.eye(d), n, axis=0)).at(outputs)
+        found = np.stack([*parts, np.repeat(rounding.T, n, axis=0)], axis=2)
+        return np.moveaxis(found.reshape(d, n, len(outputs.weights), -1), 0, 1).reshape(n, -1, found.shape[2])
+
+    def largest(boxes: Interval) -> Float[np.ndarray, " boxes"]:
+        found = up(errors(boxes).sum(axis=2), 8).max(axis=1)
+        return np.where(np.isnan(found), np.inf, found)
+
+    parts, found, axes = divided(box, largest)
+    axes += tuple(number % d for number in range(MAX_AXES - len(axes)))
+    worst = errors(parts[[int(np.argmax(found))]])[0]
+    row = worst[int(np.argmax(worst.sum(axis=1)))]
+    if not np.isfinite(row).all():
+        return ComposedSlopes(math.inf, (), axes)
+    sums = [float(up(value * (1 + DIVIDED_ROOM), 2)) for value in row.tolist()]
+    names = ("slopes", "values", "coefficients", "rounding")
+    terms = [Term(name, x, REASONS[name]) for name, x in zip(names, sums, strict=True) if x > 0]
+    terms.sort(key=lambda term: -term.value)
+    return ComposedSlopes(float(up(math.fsum(sums), 2)), tuple(terms), axes)
+
+
+def require_close(slack: float, value: float, text: str) -> None:
+    """Raise ProgramError if a coefficient is not within COEFFICIENT_SLACK of the float that stands for it."""
+    if slack > COEFFICIENT_SLACK / 2 * abs(value):  # half of it is left to the rounding of this bound
+        raise ProgramError(f"the coefficient {text} is not known closely enough to bound a gradient")

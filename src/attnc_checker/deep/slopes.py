@@ -1,0 +1,236 @@
+"""Gradients of deep programs: the slopes of every stage, and their errors at the outputs.
+
+Theorem.  With the û_j, σ_js, d_s of `composition`, a prime for the derivative by one variable, and w, c the floats that
+stand for the coefficients of t and of the carrier C, let
+    û_j′ = Ĉ·g′(T)·Σ w_m û_m′ + g(T)·Σ c_m û_m′ + d_j′.
+Since u_j′ = C·g′(t)·t′ + g(t)·C′, and g′(T) − g′(t) = H·(T − t) with a slope H of g′,
+    û_j′ − u_j′ = d_j′ + Ĉ·g′(T)·(Σ w_m û_m′ − t′) + g(T)·(Σ c_m û_m′ − C′)
+                  + (Ĉ·H·t′ + G·C′)·(T − t) + g′(t)·t′·(Ĉ − C).
+So û_j′ − u_j′ = Σ_s α_js d_s + Σ_s β_js d_s′, and on a part of the box every α and every β lies in an interval.
+
+Slopes of a stage.  Leaves prove that the computed slope along T is within δ′ of g′, in units of the carrier, and its
+value within δ of g. An engine computes Σ_k d_k (a_k·û′) + Σ_k p_k (V_k·û′) with d_k = p_k (v_k − A), where
+a_km = κ_k w_m and V_km = ν_k c_m up to a rest, and v_k is that of the line up to r_k. As Σ |d_k| ≤ 2 max |v_k|, and at
+most twice that if slopes are centred,
+    |d_j′| ≤ size·δ′·|Σ w_m û_m′| + δ·|Σ c_m û_m′| + Σ_m rest_m |û_m′| + 4 max r_k·max |κ_k|·|Σ w_m û_m′|.
+
+Rounding.  A gradient is the sum over all paths from an output to a variable, through a key and an entry of the state of
+every stage, of products of the stored and of the computed numbers above. Whatever the order of products and sums, every
+product is rounded at most N times, N the length of all sums in all layers together. So rounding is at most γ_N·P, where
+P is the sum of the absolute values of all products: P_j ≤ Σ_m reach_jm P_m.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+from flint import arb
+
+from attnc_checker.averages import Average
+from attnc_checker.claims import Claim, GradientClaim, SlopeClaim
+from attnc_checker.deep.composition import ONE, Combination, Effects, Link, Walk, combined, computed, size_of
+from attnc_checker.deep.deviations import Deviations
+from attnc_checker.deep.lines import divided, moving_terms
+from attnc_checker.deep.pieces import ZERO, Piece, Pieces
+from attnc_checker.derivatives import gradient as derivatives
+from attnc_checker.expressions import parse
+from attnc_checker.files import Refused, require
+from attnc_checker.forms import ONE as CONSTANT
+from attnc_checker.forms import SMALLEST, Key, Terms, span
+from attnc_checker.gradients import OVERFLOW, GradientProver
+from attnc_checker.program import AffineLayer, AttentionLayer, Program
+from attnc_checker.proving import Proof, Subject
+from attnc_checker.ranges import Range
+from attnc_checker.vectors import most, total
+
+CENTRED, GATED = arb(4.25), arb(2.125)
+"""Largest Σ |d_k| in units of max |v_k|, and largest Σ p_k |V_k − E[V]| in units of max |V_k|, for slopes that may be
+centred. Both have room for computed weights, which add up to at most 1 + 2^−10."""
+FURTHER = 64
+"""Roundings of a product in a layer besides those of sums."""
+
+
+class Slope(NamedTuple):
+    """What the slopes of a stage add: the pieces of g′, the δ′, and numbers for each entry of the state."""
+
+    pieces: Pieces
+    own: Deviations
+    rest: Terms
+    reach: Terms
+    unsure: arb
+
+
+def with_slopes(proof: Proof, claim: Claim, gradient: GradientClaim, walk: Walk) -> Proof:
+    """Return the proof of a claim with the leaves of all slopes. The bound of gradients is computed before."""
+    program, names = walk.reduction.program, [link.claim.name for link in walk.links]
+    require([each.name for each in gradient.heads] == names, "the slopes that are proved are not those of all stages")
+    require(not gradient.excluded, "gradients of several stages exclude nothing")
+    require(program.flush == 0 and not program.has_silent_keys, "the gradient of this kind of network is not claimed")
+    slopes, subjects = list[Slope](), list[Subject]()
+    for link, stated in zip(walk.links, gradient.heads, strict=True):
+        own, subject = _of_stage(walk, link, stated)
+        slopes.append(own)
+        subjects.append(subject)
+    _Gradient(walk, slopes, gradient).prove()
+    count, conclude = len(proof.jobs), proof.conclude
+    return replace(proof, subjects=[*proof.subjects, *subjects], conclude=lambda found: conclude(found[:count]))
+
+
+def _of_stage(walk: Walk, link: Link, stated: SlopeClaim) -> tuple[Slope, Subject]:
+    claim, (low, high) = link.claim, link.ends
+    require(
+        claim.held is None and not claim.noise, f"the slopes of stage {claim.name} are not claimed to be those of g"
+    )
+    try:
+        slope = derivatives(parse(claim.function, ["t"]), ("t",))
+    except ValueError as error:
+        raise Refused(f"the function of stage {claim.name} has no derivative: {error}") from error
+    about = replace(
+        claim, name=f"{claim.name}, slopes", bound=stated.bound, leaves=stated.leaves, leaf_bounds=stated.leaf_bounds
+    )
+    averages = [Average.of(head, link.line.inputs) for head in link.line.heads]
+    prover = GradientProver(link.line, [], slope, walk.arithmetic, averages, [])
+    pieces, nothing = Pieces(claim, low, high, link.t.off, bool(walk.axes), slope), arb(0)
+    own = Deviations(about, link.own.size, arb(1), nothing, nothing)
+    return Slope(pieces, own, *_numbers(walk, link)), Subject(about, stated.leaves, stated.leaf_bounds, prover)
+
+
+def _numbers(walk: Walk, link: Link) -> tuple[Terms, Terms, arb]:
+    """Return the rest and the reach of every entry of the state, and the part of unsure values along t."""
+    reach, name, has_carrier = walk.reduction.reach, link.claim.name, link.claim.carrier is not None
+    t, moving = moving_terms(link.t.terms)
+    rest, sizes, unsure = dict[Key, arb](), dict[Key, arb](), arb(0)
+
+    def add(to: Terms, factor: arb, terms: Terms) -> None:
+        for key, column in terms.items():
+            if key != CONSTANT:
+                to[key] = to.get(key, arb(0)) + factor * most(map(arb, map(abs, column)))
+
+    for head in link.whole.heads:
+        values = head.values[0]
+        kappa, of_scores = divided(head.scores.terms, t, moving, reach, name)
+        by, among = (link.unit.terms, link.unit.terms) if has_carrier else (t, moving)
+        _, of_values = divided(values.terms, by, among, reach, name)
+        if not has_carrier:
+            of_values = of_values | {CONSTANT: arb(0) * of_values[CONSTANT]}
+        off = most(span(of_values, reach))
+        largest = CENTRED * (most(span(values.sizes, reach)) + off)
+        add(rest, largest, of_scores)
+        add(rest, GATED, of_values)
+        add(sizes, largest, head.scores.sizes)
+        add(sizes, GATED, values.sizes)
+        unsure += CENTRED * off * most(map(arb, map(abs, kappa)))
+    return rest, sizes, unsure
+
+
+class _Gradient:
+    """The bound of the errors of all partial derivatives."""
+
+    def __init__(self, walk: Walk, slopes: list[Slope], claim: GradientClaim) -> None:
+        self.walk, self.slopes, self.claim, self.wanted = walk, slopes, claim, walk.wanted()
+        self.inputs = [key for key in walk.sizes if isinstance(key, int) and key != CONSTANT]
+        self.num = num_roundings(walk.reduction.program)
+
+    def prove(self) -> None:
+        for variable in self.inputs:
+            rounding = self._rounding(variable)
+            self.walk.largest(
+                partial(self._error, variable, rounding),
+                self.claim.bound,
+                self.claim.axes,
+                "the errors of slopes add up to",
+            )
+
+    def _rounding(self, variable: int) -> list[arb]:
+        """Bound the rounding of all outputs' slopes along a variable."""
+        arithmetic, peak = self.walk.arithmetic, arb(1)
+        paths: Terms = {key: arb(key == variable) for key in self.inputs}
+        for link, slope in zip(self.walk.links, self.slopes, strict=True):
+            peak *= total(slope.reach.values()).max(arb(1)).upper()
+            paths[link.place] = total(x * paths[key] for key, x in slope.reach.items())
+        stage, found = self.walk.reduction.stage(), list[arb]()
+        for form in stage.affine:
+            sizes = {key: x for key, x in form.sizes.items() if key != CONSTANT}
+            largest = peak * total(sizes.values()).max(arb(1))
+            require(bool(largest < OVERFLOW[arithmetic.name]), "a product in the gradient may overflow")
+            lost = self.num**2 * SMALLEST[arithmetic.name] * largest
+            found.append(arithmetic.gamma(self.num) * total(x * paths[key] for key, x in sizes.items()) + lost)
+        return found
+
+    def _error(self, variable: int, rounding: list[arb], part: list[Range]) -> arb:
+        """Bound the errors of all outputs' slopes along a variable on a part of the box."""
+        walk = self.walk
+        rules, values, met = walk.on(part)
+        own, sigma = walk.flow(rules, values, met)
+        own_slopes: dict[Key, arb] = {}
+        alpha: Effects = {}
+        beta: Effects = {}
+        true: dict[Key, Range] = {key: ONE if key == variable else ZERO for key in self.inputs}
+        sizes: dict[Key, arb] = {key: size_of(x) for key, x in true.items()}
+
+        def read(t: Combination) -> tuple[Range, arb, arb]:
+            """Return Σ w_m u_m′, a bound of |Σ w_m û_m′|, and the error of Σ w_m u_m′ by the floats w."""
+            found, off = ZERO, arb(0)
+            for key, w in t.terms.items():
+                if key != CONSTANT and w != 0:
+                    low, high = (x * w for x in true[key])
+                    found = rules.plus(found, (low, high) if w > 0 else (high, low))
+                    off += abs(arb(w)) * (sizes[key] - size_of(true[key]))
+            unlike = total(x * size_of(true[key]) for key, x in t.differs.items() if key != CONSTANT)
+            return found, size_of(found) + off, unlike
+
+        for link, slope in zip(walk.links, self.slopes, strict=True):
+            _, _, G, jump, g, _ = met[link.place]
+            bend: Piece = slope.pieces.around(values[link.argument])
+            C = computed(values[link.carrier], link.unit)
+            moved, size_t, unlike = read(link.t)
+            carried, size_C, unlike_C = read(link.unit)
+            wide = rules.times(C, bend.values)
+            by_value = rules.plus(rules.times(rules.times(C, bend.slopes), moved), rules.times(G, carried))
+            by_carrier = rules.times(bend.values, moved)
+            alpha[link.place] = combined(
+                rules,
+                (wide, link.t, alpha),
+                (g, link.unit, alpha),
+                (by_value, link.t, sigma),
+                (by_carrier, link.unit, sigma),
+            )
+            beta[link.place] = combined(rules, (wide, link.t, beta), (g, link.unit, beta)) | {link.place: ONE}
+            t, off = values[link.argument], link.t.off
+            added = slope.own.size * slope.own.largest(t, off) * size_t + link.own.largest(t, off) * size_C
+            added += slope.unsure * size_t + total(x * sizes[key] for key, x in slope.rest.items())
+            added += size_of(by_value) * link.t.slack + size_of(by_carrier) * link.unit.slack
+            added += size_of(C) * bend.jump * size_of(moved) + jump * size_of(carried)
+            own_slopes[link.place] = added + size_of(wide) * unlike + size_of(g) * unlike_C
+            true[link.place] = rules.plus(rules.times(wide, moved), rules.times(g, carried))
+            sizes[link.place] = size_of(true[link.place]) + _total(alpha[link.place], own)
+            sizes[link.place] += _total(beta[link.place], own_slopes)
+        found = []
+        for output, rounded in zip(self.wanted, rounding, strict=True):
+            by_values = _total(combined(rules, (ONE, output, alpha)), own)
+            by_slopes = _total(combined(rules, (ONE, output, beta)), own_slopes)
+            differs = total(x * sizes[key] for key, x in output.differs.items() if key != CONSTANT)
+            found.append(by_values + by_slopes + differs + rounded)
+        return most(found)
+
+
+def _total(effects: dict[Key, Range], own: dict[Key, arb]) -> arb:
+    return total(size_of(x) * own[source] for source, x in effects.items())
+
+
+def num_roundings(program: Program) -> int:
+    """Return the largest number of roundings of a product along a path, for any order of products and sums."""
+    found = 0
+    for stream in (program.main, program.memory):
+        for number, layer in enumerate(stream.layers):
+            before, after = stream.shapes[number], stream.shapes[number + 1]
+            found += math.prod(before) + math.prod(after) + FURTHER
+            if not isinstance(layer, AffineLayer):
+                found += 2 * before[0]
+            if isinstance(layer, AttentionLayer):
+                found += 2 * (program.memory.shapes[-1][0] if layer.cross else 0)
+                found += sum(len(head.W_Q) + len(head.W_V) + 1 for head in layer.heads)
+    return found
