@@ -33,7 +33,7 @@ WARM_UP = 0.05
 LARGEST_GRADIENT = 10.0
 """The norm to which a longer gradient of a run is shortened."""
 DECAY_1, DECAY_2, TINY = 0.9, 0.999, 1e-8
-"""Adam's constants, as its authors chose them."""
+"""Adam's constants, as its authors chose them. The first is also the momentum of plain gradient descent."""
 DAMPING, EASIER, HARDER = 1e-3, 0.3, 4.0
 """Damping of second-order steps, relative to the diagonal: the first one, and its factors after success and failure."""
 MAX_DAMPING = 1e8
@@ -50,6 +50,8 @@ class Budget:
     points: int = 256
     second_order: int = 0
     second_order_points: int = 1000
+    is_sgd: bool = False
+    """Whether to use plain gradient descent with momentum instead of Adam."""
 
 
 @dataclass(frozen=True)
@@ -86,22 +88,26 @@ def fit(
     seed: int,
     loss: Loss = mean_square,
     dtype: torch.dtype = torch.float64,
+    only: tuple[str, ...] = (),
     watch: Callable[[int, list[Any]], None] | None = None,
     num_watched: int = 20,
 ) -> Fitted:
     """Train the models that `make` returns with every seed, at the learning rate that is best in a search.
 
-    Every seed has its own start and its own batches. A rate is judged by the median of the losses on held-out points,
-    so tests need points of their own. The learning rate rises, then falls to 0 along a cosine. Second-order steps
+    Every seed has its own start and its own batches. A run ends with the weights that had the lowest loss on held-out
+    points, of those at some times in the training. A rate is judged by the median of these losses over the seeds, so
+    tests need points of their own. The learning rate rises, then falls to 0 along a cosine. Second-order steps
     (Levenberg and Marquardt) follow if the budget has any. They minimise squares, whatever the loss is, and are kept
-    where they lower the loss on held-out points. `watch` sees the models of the final training now and then.
+    where they lower the loss on held-out points. `only` names the parameters that are trained, if not all are: then
+    there are no second-order steps. `watch` sees the models of the final training now and then.
     """
     starts = []
     for trial in range(budget.seeds):
         torch.manual_seed((seed * 1_000_003 + trial) % 2**63)
         starts.append(make().to(dtype))
     held = _cast(held_out, dtype)
-    train = _Training(draw, held, budget, seed, loss, dtype)
+    assert not only or not budget.second_order
+    train = _Training(draw, held, budget, seed, loss, dtype, only)
     with sdpa_kernel(SDPBackend.MATH):  # the others cannot be batched over runs
         return _fitted(train, starts, watch, num_watched)
 
@@ -139,6 +145,7 @@ class _Training:
     seed: int
     loss: Loss
     dtype: torch.dtype
+    only: tuple[str, ...]
 
     def __call__(
         self,
@@ -153,7 +160,8 @@ class _Training:
         stacked, buffers = stack_module_state(models)
         names = list(stacked)
         weights = [stacked[name].detach().clone().requires_grad_() for name in names]
-        means, squares = ([torch.zeros_like(weight) for weight in weights] for _ in range(2))
+        chosen = [weight for name, weight in zip(names, weights, strict=True) if not self.only or name in self.only]
+        means, squares = ([torch.zeros_like(weight) for weight in chosen] for _ in range(2))
         highest = torch.tensor(rates, dtype=self.dtype)
         generator = torch.Generator().manual_seed(self.seed % 2**63)
 
@@ -162,32 +170,53 @@ class _Training:
 
         losses_of, held_losses = vmap(of_run), vmap(of_run, in_dims=(0, 0, None, None))
         every = max(1, steps // num_watched)
+        best, lowest = _Best(weights), torch.full((len(rates),), torch.inf, dtype=self.dtype)
         for step in range(steps):
-            if watch is not None and step % every == 0:
-                watch(step, _unstacked(base, names, weights, buffers))
+            if step % every == 0:
+                with torch.no_grad():
+                    lowest = best.kept(weights, held_losses(weights, buffers, *self.held_out), lowest)
+                if watch is not None:
+                    watch(step, _unstacked(base, names, weights, buffers))
             inputs, wanted = _cast(self.draw((seeds, self.budget.points), generator), self.dtype)
             if len(rates) > seeds:
                 inputs, wanted = (each.repeat_interleave(len(rates) // seeds, 0) for each in (inputs, wanted))
             losses = losses_of(weights, buffers, inputs, wanted)
-            gradients = torch.autograd.grad(losses.sum(), weights)
+            gradients = torch.autograd.grad(losses.sum(), chosen)
             norms = torch.stack([each.reshape(len(rates), -1).square().sum(1) for each in gradients]).sum(0).sqrt()
             scale = torch.nan_to_num(torch.clamp(LARGEST_GRADIENT / norms, max=1.0), nan=0.0)
             rise, fall = min(1.0, (step + 1) / max(1.0, WARM_UP * steps)), 0.5 * (1 + math.cos(math.pi * step / steps))
             correction = math.sqrt(1 - DECAY_2 ** (step + 1)) / (1 - DECAY_1 ** (step + 1))
             rate = highest * rise * fall * correction
             with torch.no_grad():
-                for weight, gradient, mean, square in zip(weights, gradients, means, squares, strict=True):
+                for weight, gradient, mean, square in zip(chosen, gradients, means, squares, strict=True):
                     along = (-1, *[1] * (weight.ndim - 1))
                     gradient = torch.nan_to_num(gradient) * scale.reshape(along)
+                    if self.budget.is_sgd:
+                        mean.mul_(DECAY_1).add_(gradient)
+                        weight.sub_((highest * rise * fall).reshape(along) * mean)
+                        continue
                     mean.lerp_(gradient, 1 - DECAY_1)
                     square.mul_(DECAY_2).addcmul_(gradient, gradient, value=1 - DECAY_2)
                     weight.sub_(rate.reshape(along) * mean / (square.sqrt() + TINY))
-        made = _unstacked(base, names, weights, buffers)
-        if watch is not None:
-            watch(steps, made)
         with torch.no_grad():
-            found = held_losses(weights, buffers, *self.held_out).numpy().astype(float)
-        return made, np.where(np.isfinite(found), found, np.inf)
+            lowest = best.kept(weights, held_losses(weights, buffers, *self.held_out), lowest)
+        if watch is not None:
+            watch(steps, _unstacked(base, names, weights, buffers))
+        return _unstacked(base, names, best.weights, buffers), lowest.numpy().astype(float)
+
+
+class _Best:
+    """The weights with which each run had its smallest loss on held-out points, so no run ends worse than it began."""
+
+    def __init__(self, weights: list[Tensor]) -> None:
+        self.weights = [weight.detach().clone() for weight in weights]
+
+    def kept(self, weights: list[Tensor], losses: Tensor, lowest: Tensor) -> Tensor:
+        """Keep the weights of runs whose loss is lower than before, and return the lowest losses."""
+        better = losses < lowest
+        for kept, weight in zip(self.weights, weights, strict=True):
+            kept[better] = weight.detach()[better]
+        return torch.where(better, losses, lowest)
 
 
 def _unstacked(base: nn.Module, names: list[str], weights: list[Tensor], buffers: dict[str, Tensor]) -> list[Any]:

@@ -67,8 +67,16 @@ def final_distance(folder: Path, name: str) -> float:
     return float(distance[step == step.max()].max())
 
 
+def interval(folder: Path, name: str, y: str, **wanted: str) -> tuple[float, float]:
+    """Return the ends of the 95 % interval of the geometric mean of five seeds, by Student's t for 4 degrees."""
+    logs = np.log(column(rows(folder, name, **wanted), y))
+    assert len(logs) == 5
+    reach = 2.7764451051977987 * logs.std(ddof=1) / math.sqrt(5)
+    return math.exp(logs.mean() - reach), math.exp(logs.mean() + reach)
+
+
 def ratio_of_medians(folder: Path, name: str) -> float:
-    found = rows(folder, name, kind="trained", start="random")
+    found = rows(folder, name, kind="trained", what="random")
     sigma, norms = column(found, "sigma"), column(found, "norm")
     return float(np.median(norms[sigma >= 0.4]) / np.median(norms[sigma <= 0.1]))
 
@@ -87,9 +95,13 @@ def median_of_bounds(folder: Path, name: str) -> float:
 
 RECOMPUTED: dict[str, Callable[[Path, str], float]] = {
     "rate_in_p-0-max_exponent": slope("p", "max_error", -1, kind="hard", setting="decades"),
-    "rate_in_p-2-mse_exponent": slope("p", "mse", -1, kind="trained", setting="decades"),
+    "rate_in_p-2-mse_low": lambda f, name: interval(
+        f, name, "mse", kind="trained", setting="decades", start="random", p="64"
+    )[0],
     "rate_in_heads-0-exponent": slope("N", "max_error", -1, kind="hard"),
-    "rate_in_heads-1-exponent": slope("H", "max_error", kind="trained"),
+    "rate_in_heads-1-error_high": lambda f, name: interval(f, name, "max_error", kind="trained", start="random", H="8")[
+        1
+    ],
     "range_length-0-hard_exponent": slope("length", "max_error", kind="hard", middle="0.0"),
     "selection-1-uniform": lambda f, name: column(rows(f, name, kind="entropy", p="64"), "entropy")[0] / math.log(64),
     "temperature-1-float32_error": largest("max_error", sweep="beta", dtype="float32"),
@@ -97,8 +109,8 @@ RECOMPUTED: dict[str, Callable[[Path, str], float]] = {
     "frequency-0-largest_ratio": oscillation_ratio,
     "scaling-2-exponent": slope("D", "anchors", -1, kind="compose"),
     "two_dimensional-0-exponent": lambda f, name: -slope("eps", "anchors", kind="self")(f, name),
-    "learnability-3-drift": final_distance,
-    "noise-1-norms_random": ratio_of_medians,
+    "learnability-5-drift": final_distance,
+    "noise-2-norms_random": ratio_of_medians,
     "perturbation-1-hard_clip": largest("slope", subject="hard clip", part="all"),
     "sequences-0-exponent_2": slope("P", "max_error", kind="constructed", model="two layers", n="2"),
     "incontext-0-one_head": slope("eps", "error", kind="step", heads="1"),

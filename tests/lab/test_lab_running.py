@@ -206,7 +206,9 @@ def test_an_unreachable_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_a_cluster_gives_the_same_numbers(tmp_path: Path) -> None:
     """A real scheduler, a worker process of two threads; four trained cells compete for it."""
     distributed = pytest.importorskip("distributed")
-    trained = [{"kind": kind, "d": 2, "trial": t, "steps": 40} for kind in ("adam", "sgd") for t in (0, 1)]
+    trained = [
+        {"kind": kind, "d": 2, "target": name, "steps": 40} for kind in ("adam", "sgd") for name in ("smooth", "kinked")
+    ]
     with distributed.LocalCluster(n_workers=1, threads_per_worker=2, processes=True, dashboard_address=None) as cluster:
         there = running.run(["range_length"], tmp_path / "there", cluster=cluster.scheduler_address)
         with distributed.Client(cluster) as client:
