@@ -10,6 +10,7 @@ from attnc.errors import MissingExtra
 from attnc.incontext.descent import descent_program, run_recorded
 from attnc.incontext.domain import Domain, OutsideDomain
 from attnc.incontext.errors import Norms, Plan, plan_least_squares
+from attnc.incontext.interpreter import EncodedHead, EncodedProgram, Interpreter
 from attnc.incontext.programs import InContextProgram, load
 from attnc.incontext.prompt import Prompt
 
@@ -19,7 +20,10 @@ _ESTIMATORS = dict.fromkeys(_KERNEL, "kernel_models") | dict.fromkeys(_LINEAR, "
 
 __all__ = [
     "Domain",
+    "EncodedHead",
+    "EncodedProgram",
     "InContextProgram",
+    "Interpreter",
     "Norms",
     "OutsideDomain",
     "Plan",
