@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import attnc
-from attnc_lab.experiment import Table
+from attnc_lab.experiment import Interval, Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -73,6 +73,14 @@ class Panel:
     def points(self, rows: Table, x: str, y: str, name: str, colour: str, marker: str = "o", **style: Any) -> None:
         """Draw one column of a table against another as points, in the style of `measured`."""
         self.measured(rows.column(x), rows.column(y), name, colour, marker, **style)
+
+    def seeds(self, rows: Table, x: str, y: str, name: str, colour: str, marker: str = "o", *, size: float = 5) -> None:
+        """Draw the geometric mean over seeds at every x, with its 95 % interval as a vertical bar."""
+        places = sorted(rows.distinct(x))
+        found = [Interval.of(rows.where(**{x: place}).column(y)) for place in places]
+        self.measured(places, [each.mean for each in found], name, colour, marker, size)
+        low, high = ([getattr(each, end) for each in found] for end in ("low", "high"))
+        self.axes.vlines(places, low, high, color=colour, linewidth=1.1, alpha=0.7)
 
     def image(self, values: Any, extent: tuple[float, float, float, float], **style: Any) -> AxesImage:
         """Show values as colours, one square each, the first row at the bottom."""

@@ -6,7 +6,8 @@ explain the error:
 
 underflow    weights are not finite or do not sum to 1, or scores are so large that their rounding selects
 boundary     the error within a cell of the box's ends exceeds eps and three times the error inside
-seams        the same at the places where one head takes over from another
+seams        the error where one head takes over from another exceeds eps, and twice the error elsewhere; 1.5 times is
+             enough if the error elsewhere is within eps
 diffuse      no key ever dominates (median peak below ½), and sharper scores would be better
 drift        keys dominate but do not win (below 0.95): the output passes between levels; sharper scores would be better
 oscillation  the selection is sharp, but the target varies by more than eps within the cell of one key
@@ -30,9 +31,16 @@ if TYPE_CHECKING:
 DOMINATES, WINS = 0.5, 0.95
 """The median peak above which keys dominate, and the one above which they win. At 0.95 all other keys share 5 %."""
 EXCESS = 3.0
-"""An error is attributed to a place if it exceeds the error elsewhere by this factor."""
+"""An error is attributed to the ends of the box if it exceeds the error elsewhere by this factor."""
+SEAM_EXCESS, SEAM_EXCESS_ALONE = 2.0, 1.5
+"""The factor for seams, and the one that is enough if the error is above eps at seams alone. Measured for four heads of
+8 anchors with one sentinel per side: the factor is 3.1 at βh² = 0.75, 2.6 at 1, and 1.7 at 1.5. From 2.75 on, where
+seams are healthy, it is 1.1 or less."""
 FACTORS = tuple(2.0**k for k in range(1, 13))
 """The factors by which scores are sharpened for a test, up to 4096."""
+SOFT_VARIATION = 1.5
+"""The ratio of the variation within a cell to the error from which a soft head is said to oscillate. With one value for
+each cell, taken in its middle, the ratio is 2. A soft head with βh² = 0.4 has 1.2 at the ends of its range."""
 SILENT = 1e-3
 """A head whose weight is below this is inactive."""
 
@@ -88,8 +96,13 @@ class Evidence:
 
     @cached_property
     def softness(self) -> float:
-        """βh², from the peak of a key among equally spaced keys: peak = 1/(1 + 2e^{−βh²} + …)^d."""
+        """βh², from the peak of a key among equally spaced keys: peak = 1/(1 + 2e^{−βh²} + …)^d.
+
+        The sum is √(π/βh²) where many keys share the weight.
+        """
         share = max(self.peak, 1e-9) ** (1 / max(1, min(3, self.points.shape[1])))
+        if share < DOMINATES:
+            return max(1e-3, math.pi * share**2)
         return max(1e-3, -math.log(max(1e-12, (1 / min(share, 1 - 1e-12) - 1) / 2)))
 
     @cached_property
@@ -107,15 +120,17 @@ class Evidence:
 
     @cached_property
     def at_end(self) -> np.ndarray:
-        """Whether a point is within a cell of the box's ends.
+        """Whether a point is within a cell of the box's ends, or within twice the width of soft attention.
 
-        A cell is a side divided by the number of cells along it.
+        A cell is a side divided by the number of cells along it. Weights fall like e^{−βd²} with the distance d, which
+        has a standard deviation of 1/√(2βh²) cells.
         """
         if self.box is None or not self.box.is_bounded:
             return np.zeros(len(self.points), bool)
         per_axis = max(4.0, self.num_cells ** (1 / self.box.d))
         distance = np.minimum(self.points - self.box.lo, self.box.hi - self.points) / self.box.widths
-        return distance.min(axis=1) < 1 / per_axis
+        reach = min(per_axis / 4, max(1.0, 2 / math.sqrt(2 * self.softness)))
+        return distance.min(axis=1) < reach / per_axis
 
     @cached_property
     def at_seam(self) -> np.ndarray:
@@ -244,14 +259,15 @@ def _uniform(evidence: Evidence) -> Iterator[Symptom]:
 def _local(evidence: Evidence) -> Iterator[Symptom]:
     """Find places where errors are far larger than elsewhere: at the ends of the box, and at seams between heads."""
     rest, at_seam = evidence.elsewhere, evidence.at_seam & ~evidence.at_end
-    for inside, name, place, remedy in (
-        (evidence.at_end, "boundary artefacts", "within a cell of the ends of the box", _end_remedy),
-        (at_seam, "seams between heads", "where one head takes over from another", _seam_remedy),
+    ends, seams = (EXCESS, EXCESS), (SEAM_EXCESS, SEAM_EXCESS_ALONE)
+    for inside, name, place, remedy, (excess, alone) in (
+        (evidence.at_end, "boundary artefacts", "within a cell of the ends of the box", _end_remedy, ends),
+        (at_seam, "seams between heads", "where one head takes over from another", _seam_remedy, seams),
     ):
         if not inside.any() or not rest.any():
             continue
         here, there = float(evidence.errors[inside].max()), float(evidence.errors[rest].max())
-        if here > evidence.eps and here >= EXCESS * there:
+        if here > evidence.eps and here >= (excess if there > evidence.eps else alone) * there:
             yield Symptom(
                 name,
                 f"the error is {here:.3g} {place} and {there:.3g} elsewhere",
@@ -311,7 +327,8 @@ def _oscillation(evidence: Evidence) -> Symptom | None:
     worst = int(evidence.errors.argmax())
     varies = float(np.ptp(evidence.wanted[first == first[worst]], axis=0).max())
     error = float(evidence.errors.max())
-    if varies < evidence.eps or varies < 0.5 * error:
+    least = 0.5 if evidence.peak >= DOMINATES else SOFT_VARIATION  # a soft head may be wrong for another reason
+    if varies < evidence.eps or varies < least * error:
         return None
     d = evidence.points.shape[1]
     per_axis = max(2, round(evidence.num_cells ** (1 / d)))

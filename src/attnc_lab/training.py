@@ -1,4 +1,4 @@
-"""Small attention models with free weights, trained on the tasks that the constructions solve.
+"""Small attention models with free weights, for the tasks that the constructions solve. `fitting` trains them.
 
 This module imports torch, so measurements import it only when they run.
 """
@@ -6,7 +6,6 @@ This module imports torch, so measurements import it only when they run.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -14,59 +13,83 @@ from torch import Tensor, nn
 
 
 class Heads(nn.Module):
-    """Σ_h softmax(z W_Q^h (E W_K^h)ᵀ) E_v W_V^h for queries z: multi-head attention over p free tokens E.
+    """Σ_h softmax(β_h (x, 1) W_Q^h (E W_K^h)ᵀ)(E W_V^h + V^h): multi-head attention over p free tokens E.
 
-    It is the layer of the theorems with all numbers free. In a construction E holds the anchors, and W_K contains β.
+    It is the layer of the theorems with all numbers free. The logarithm of β is a number of its own, because a step of
+    an optimiser then changes β by a factor. A model may keep β, or everything but β, fixed.
     """
 
-    def __init__(self, d_query: int, num_keys: int, d_out: int, *, num_heads: int = 1, d_token: int = 4) -> None:
+    def __init__(self, d: int, num_keys: int, *, num_heads: int = 1, d_token: int = 4) -> None:
         super().__init__()
-        self.W_Q = _free(num_heads, d_query, d_query)
+        self.W_Q = _free(num_heads, d + 1, d + 1)
         self.E = nn.Parameter(torch.randn(num_keys, d_token))
-        self.W_K = _free(num_heads, d_token, d_query)
-        self.W_V = _free(num_heads, d_token, d_out)
-        self.V = nn.Parameter(torch.randn(num_heads, num_keys, d_out) / math.sqrt(num_keys))
+        self.W_K = _free(num_heads, d_token, d + 1)
+        self.W_V = _free(num_heads, d_token, 1)
+        self.V = nn.Parameter(torch.randn(num_heads, num_keys, 1) / math.sqrt(num_keys))
+        self.log_beta = nn.Parameter(torch.zeros(num_heads))
 
-    def scores(self, z: Tensor) -> Tensor:
-        """Return the scores (heads, …, keys) of queries (…, d_query)."""
+    def scores(self, x: Tensor) -> Tensor:
+        """Return the scores (heads, …, keys) of inputs (…, d)."""
         keys = self.E @ self.W_K
-        return torch.einsum("...d,hdk,hpk->h...p", z, self.W_Q, keys)
+        queries = torch.einsum("...d,hdk->h...k", with_one(x), self.W_Q * torch.exp(self.log_beta)[:, None, None])
+        return torch.einsum("h...k,hpk->h...p", queries, keys)
 
     def slopes(self) -> np.ndarray:
-        """Return the slopes (keys, d_query) of the scores of the first head, in float64."""
-        return (self.E @ self.W_K[0] @ self.W_Q[0].T).detach().numpy().astype(float)
+        """Return the slopes (keys, d) of the scores of the first head."""
+        beta = torch.exp(self.log_beta[0])
+        return (beta * self.E @ self.W_K[0] @ self.W_Q[0].T)[:, :-1].detach().numpy().astype(float)
 
-    def construct(self, L: np.ndarray, values: np.ndarray, beta: float) -> None:
-        """Set the weights of the theorem for one head: key β(2L, −|L|²), value f(L)."""
+    def norms(self) -> float:
+        """Return |W_Q|·|W_K| of the first head. β is part of W_Q."""
+        return float((self.W_Q[0].norm() * torch.exp(self.log_beta[0]) * self.W_K[0].norm()).detach())
+
+    def forward(self, x: Tensor) -> Tensor:
+        values = self.E @ self.W_V + self.V
+        return torch.einsum("h...p,hpo->...o", torch.softmax(self.scores(x), -1), values)
+
+    def construct(self, L: np.ndarray, values: np.ndarray, beta: float) -> Heads:
+        """Set the weights of the theorem for one head: tokens (L, |L|²), keys (2L, −|L|²), values f(L)."""
         d = L.shape[1]
         with torch.no_grad():
             self.W_Q[0] = torch.eye(d + 1)
             self.E[:] = torch.tensor(np.concatenate([L, (L**2).sum(axis=1, keepdims=True)], axis=1))
-            self.W_K[0] = torch.diag(torch.tensor([2 * beta] * d + [-beta]))
+            self.W_K[0] = torch.diag(torch.tensor([2.0] * d + [-1.0]))
             self.W_V.zero_()
             self.V[0, :, 0] = torch.tensor(values)
+            self.log_beta[0] = math.log(beta)
+        return self
 
-    def forward(self, z: Tensor) -> Tensor:
-        values = self.E @ self.W_V + self.V
-        return torch.einsum("h...p,hpo->...o", torch.softmax(self.scores(z), -1), values)
+    def construct_clip(self, a: float, b: float, softness: float) -> Heads:
+        """Set the weights of heads that share a clip to [a, b]: head h clips to its own part, with its own anchors.
+
+        `softness` is βΔ², Δ the distance of the anchors of a head. Tokens are (1, ℓ, ℓ²), where ℓ is the place of an
+        anchor within the part of its head, and c_h is the beginning of that part: the key of c_h + ℓ is affine in them.
+        """
+        num_heads, p = self.V.shape[:2]
+        part = (b - a) / num_heads
+        places, starts = np.linspace(0, part, p), a + part * np.arange(num_heads)
+        with torch.no_grad():
+            self.E[:] = torch.tensor(np.stack([np.ones(p), places, places**2], axis=1))
+            self.W_V.zero_()
+            for h, c in enumerate(starts):
+                self.W_Q[h] = torch.eye(2)
+                self.W_K[h] = torch.tensor([[2 * c, -(c**2)], [2.0, -2 * c], [0.0, -1.0]])
+                self.V[h, :, 0] = torch.tensor(places + (a if h == 0 else 0.0))
+            self.log_beta[:] = math.log(softness / (part / (p - 1)) ** 2)
+        return self
 
 
 class ClippedTokens(nn.Module):
-    """A model of the truncated-linear task. Token i of n becomes the query (w_i·x_i + t_i, 1) of `Heads`."""
+    """A model of the truncated-linear task. Token i of n becomes the input w_i·x_i + t_i of `Heads`."""
 
-    def __init__(self, num_tokens: int, width: int, num_keys: int, num_heads: int = 1) -> None:
+    def __init__(self, num_tokens: int, width: int, num_keys: int) -> None:
         super().__init__()
         self.w = nn.Parameter(torch.randn(num_tokens, width) / math.sqrt(width))
         self.t = nn.Parameter(torch.zeros(num_tokens))
-        self.heads = Heads(2, num_keys, 1, num_heads=num_heads)
+        self.heads = Heads(1, num_keys, d_token=3)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.heads(with_one((torch.einsum("bnd,nd->bn", x, self.w) + self.t)[..., None]))[..., 0]
-
-
-def seeded(seed: int, number: int) -> None:
-    """Seed torch's random numbers for training number `number`."""
-    torch.manual_seed(2**16 * seed % 2**32 + number)
+        return self.heads((torch.einsum("...nd,nd->...n", x, self.w) + self.t)[..., None])[..., 0]
 
 
 def with_one(x: Tensor) -> Tensor:
@@ -74,44 +97,15 @@ def with_one(x: Tensor) -> Tensor:
     return torch.cat([x, torch.ones_like(x[..., :1])], -1)
 
 
-def train(
-    model: nn.Module,
-    batch: Callable[[], tuple[Tensor, Tensor]],
-    *,
-    steps: int,
-    rate: float,
-    optimiser: str = "adam",
-    watch: Callable[[int], None] = lambda step: None,
-    watch_every: int = 1,
-) -> None:
-    """Minimise squares on new batches.
-
-    The learning rate falls to 0 along a cosine. Call `watch` at times and at the end.
-    """
-    parameters = list(model.parameters())
-    chosen: torch.optim.Optimizer = torch.optim.Adam(parameters, lr=rate)
-    if optimiser == "sgd":
-        chosen = torch.optim.SGD(parameters, lr=rate, momentum=0.9)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(chosen, steps)
-    for step in range(steps):
-        if step % watch_every == 0:
-            watch(step)
-        inputs, wanted = batch()
-        loss = ((model(inputs) - wanted) ** 2).mean()
-        chosen.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(parameters, 10.0)
-        chosen.step()
-        schedule.step()
-    watch(steps)
-
-
 def _free(*shape: int) -> nn.Parameter:
     return nn.Parameter(torch.randn(*shape) / math.sqrt(shape[-2]))
 
 
 class SequenceModel(nn.Module):
-    """vec X → affine → multi-head attention among tokens → attention, or a softmax over features → affine → vec Y."""
+    """vec X → affine → multi-head attention among tokens → attention, or a softmax over features → affine → vec Y.
+
+    Each attention adds to its input, as in transformers: without these residual connections training is far worse.
+    """
 
     def __init__(
         self, num_tokens: int, width: int, *, has_softmax: bool, d_model: int = 32, num_heads: int = 4
@@ -128,11 +122,11 @@ class SequenceModel(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         z = self.mix_in(x).reshape(len(x), self.num_tokens, -1)
-        z = self.first(z, z, z, need_weights=False)[0]
+        z = z + self.first(z, z, z, need_weights=False)[0]
         if self.has_softmax:
             logits = self.last(z.flatten(1))
             z = logits.shape[1] * torch.softmax(logits, dim=-1)  # the factor makes the mean 1
         else:
-            z = self.last(z, z, z, need_weights=False)[0].flatten(1)
+            z = (z + self.last(z, z, z, need_weights=False)[0]).flatten(1)
         out: Tensor = self.mix_out(z)
         return out

@@ -66,6 +66,25 @@ def test_seams_between_heads() -> None:
     assert attnc.diagnose(heads(2.75), UNIT).is_healthy
 
 
+@pytest.mark.parametrize("eps", [0.004, 0.01, 0.015])
+def test_a_seam_is_not_taken_for_drift(eps: float) -> None:
+    """With one sentinel per side the error at seams is 0.0189, and 0.0074 elsewhere: a factor below 3."""
+    wide = attnc.TruncatedLinear([1.0], 0.0, 0.0, 1.0, box=(-0.2, 1.2))
+    built = build.truncated_linear_heads(wide, num_heads=4, num_tokens=10, sentinels=1, beta=1.0)
+    found = attnc.diagnose(unproved(wide, built, eps), wide)
+    assert names(found)[0] == "seams between heads"
+    assert ("drift between anchors" in names(found)) == (eps < 0.0074)
+    one_head = build.truncated_linear(wide, num_anchors=32, beta=1.0)
+    assert "seams between heads" not in names(attnc.diagnose(unproved(wide, one_head, eps), wide))
+
+
+def test_a_soft_head_is_not_taken_for_oscillation() -> None:
+    """Without keys beyond the ends, soft attention is wrong there, over more than a cell."""
+    found = attnc.diagnose(on_line("sin(x)", 3, 0.1, points_per_axis=32, beta=0.4))
+    assert names(found) == ["boundary artefacts"]
+    assert "oscillation" not in names(attnc.diagnose(on_line("sin(4*x)", 3, 0.1, points_per_axis=32, beta=0.4)))
+
+
 def test_oscillation() -> None:
     coarse = attnc.diagnose(on_line("sin(12*x)", 1, 0.1, points_per_axis=8, beta=60.0))
     assert names(coarse) == ["oscillation"]

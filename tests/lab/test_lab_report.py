@@ -13,7 +13,7 @@ import pytest
 
 from attnc.errors import FileError, InputError
 from attnc_lab import EXPERIMENTS, report, run
-from attnc_lab.experiment import Status
+from attnc_lab.experiment import COSTS, Status, Table, Verdict
 from attnc_lab.folder import Folder
 from attnc_lab.report import findings
 from attnc_lab.running import measure_cell
@@ -67,8 +67,16 @@ def final_distance(folder: Path, name: str) -> float:
     return float(distance[step == step.max()].max())
 
 
+def interval(folder: Path, name: str, y: str, **wanted: str) -> tuple[float, float]:
+    """Return the ends of the 95 % interval of the geometric mean of five seeds, by Student's t for 4 degrees."""
+    logs = np.log(column(rows(folder, name, **wanted), y))
+    assert len(logs) == 5
+    reach = 2.7764451051977987 * logs.std(ddof=1) / math.sqrt(5)
+    return math.exp(logs.mean() - reach), math.exp(logs.mean() + reach)
+
+
 def ratio_of_medians(folder: Path, name: str) -> float:
-    found = rows(folder, name, kind="trained", start="random")
+    found = rows(folder, name, kind="trained", what="random")
     sigma, norms = column(found, "sigma"), column(found, "norm")
     return float(np.median(norms[sigma >= 0.4]) / np.median(norms[sigma <= 0.1]))
 
@@ -87,9 +95,13 @@ def median_of_bounds(folder: Path, name: str) -> float:
 
 RECOMPUTED: dict[str, Callable[[Path, str], float]] = {
     "rate_in_p-0-max_exponent": slope("p", "max_error", -1, kind="hard", setting="decades"),
-    "rate_in_p-2-mse_exponent": slope("p", "mse", -1, kind="trained", setting="decades"),
+    "rate_in_p-2-mse_low": lambda f, name: interval(
+        f, name, "mse", kind="trained", setting="decades", start="random", p="64"
+    )[0],
     "rate_in_heads-0-exponent": slope("N", "max_error", -1, kind="hard"),
-    "rate_in_heads-1-exponent": slope("H", "max_error", kind="trained"),
+    "rate_in_heads-1-error_high": lambda f, name: interval(f, name, "max_error", kind="trained", start="random", H="8")[
+        1
+    ],
     "range_length-0-hard_exponent": slope("length", "max_error", kind="hard", middle="0.0"),
     "selection-1-uniform": lambda f, name: column(rows(f, name, kind="entropy", p="64"), "entropy")[0] / math.log(64),
     "temperature-1-float32_error": largest("max_error", sweep="beta", dtype="float32"),
@@ -97,9 +109,9 @@ RECOMPUTED: dict[str, Callable[[Path, str], float]] = {
     "frequency-0-largest_ratio": oscillation_ratio,
     "scaling-2-exponent": slope("D", "anchors", -1, kind="compose"),
     "two_dimensional-0-exponent": lambda f, name: -slope("eps", "anchors", kind="self")(f, name),
-    "learnability-3-drift": final_distance,
-    "noise-1-norms_random": ratio_of_medians,
-    "perturbation-1-hard_clip": largest("adversarial_slope", subject="hard clip"),
+    "learnability-5-drift": final_distance,
+    "noise-2-norms_random": ratio_of_medians,
+    "perturbation-1-hard_clip": largest("slope", subject="hard clip", part="all"),
     "sequences-0-exponent_2": slope("P", "max_error", kind="constructed", model="two layers", n="2"),
     "incontext-0-one_head": slope("eps", "error", kind="step", heads="1"),
     "beyond-1-median": median_of_bounds,
@@ -141,12 +153,37 @@ def test_every_number_of_the_page_is_a_verdict_of_the_tables(folder: Path) -> No
         f"{experiment.name}-{i}-{name}": value
         for experiment, _, verdicts in findings(folder)
         for i, verdict in enumerate(verdicts)
-        for name, value in verdict.numbers.items()
+        for name, value in {**verdict.numbers, **constant_of(verdict)}.items()
     }
     assert len(wanted) > 10
     assert numbers(page) == wanted
     (folder / "report.html").unlink()
     assert report(folder).read_text(encoding="utf-8") == page
+
+
+def constant_of(verdict: Verdict) -> dict[str, float]:
+    is_shown = verdict.status is Status.CONSTANT and verdict.constant is not None
+    return {"c": verdict.constant.value} if is_shown and verdict.constant is not None else {}
+
+
+def test_every_cell_has_its_costs(folder: Path) -> None:
+    """Time and memory are in the first row of every cell, and the page sums them up."""
+    for finding in findings(folder):
+        cells = finding.experiment.cells("quick")
+        for name in COSTS[: 2 if Path("/proc/self/clear_refs").exists() else 1]:
+            costs = finding.table.having(name).column(name)
+            assert len(costs) == len(cells)
+            assert (costs >= 0).all()
+            assert costs.max() > 0
+        assert f"{len(cells):,} cells" in finding.costs
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert all(finding.costs in page for finding in findings(folder))
+
+
+def test_the_page_says_which_profile_it_is(folder: Path) -> None:
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert "Profile quick." in page[: page.index("<section>")]
+    assert all(status.meaning in page for status in Status)
 
 
 def test_the_page_needs_nothing_else(folder: Path) -> None:
@@ -179,9 +216,10 @@ def test_the_same_seed_gives_the_same_numbers(folder: Path) -> None:
     again = {i: measure_cell("frequency", cells[i], 3) for i in (30, 7, 0)}
     table = Folder.read(folder).table(experiment)
     assert table is not None
+    table = table.without_costs()
     for i, (found, failure) in again.items():
         assert failure is None
-        assert table[i] == {**cells[i], **found[0]}
+        assert table[i] == {**cells[i], **Table(found).without_costs()[0]}
 
 
 def test_experiments_are_told_apart() -> None:

@@ -491,8 +491,8 @@ class _TorchHead(nn.Module):
         return None if average is None else average(list(u))
 
     def _made(self) -> Average | None:
-        if self.queries.is_constant:
-            return None
+        if self.queries.is_constant or self.keys.constant.dtype not in (torch.float32, torch.float64):
+            return None  # numpy has no bfloat16
         values = self.values
         assert isinstance(values, _CarriedValues)
         numbers = [each.detach().numpy() for each in (self.keys.constant, values.constant, values.carried)]

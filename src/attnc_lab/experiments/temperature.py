@@ -8,7 +8,7 @@ import numpy as np
 
 import attnc
 from attnc_lab import drawing
-from attnc_lab.experiment import About, Cell, Row, Span, Status, Table, Verdict, Verdicts, sweep
+from attnc_lab.experiment import About, Cell, Constant, Row, Span, Status, Table, Verdict, Verdicts, sweep
 from attnc_lab.measuring import middles, unproved
 
 ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-8}
@@ -16,13 +16,21 @@ LEAST = {"float64": 1075 * math.log(2), "float32": 150 * math.log(2), "bfloat16"
 """exp(−t) is 0 for t beyond this, where it is below half the smallest subnormal."""
 P, HARD = 64, 60.0
 SIZES = (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+RAW = (10.0, 50.0, 100.0, 1000.0)
+"""The β that the summary of 2504.15956 proposes, in units of the range: scores are −β(u − L)² for u in [0, 1]."""
+RAW_SIZES = (8, 16, 32, 64)
 COLOURS = {"float64": drawing.BLUE, "float32": drawing.GREEN, "bfloat16": drawing.ORANGE}
 
 
 def cells(profile: str) -> list[Cell]:
     betas = np.logspace(0, 8, 8 * (2 if profile == "quick" else 6) + 1)
     by_beta = sweep(sweep="beta", dtype=ROUNDOFF, p=P, beta=betas)
-    return [*by_beta, *sweep(sweep="p", dtype=ROUNDOFF, p=SIZES, beta=HARD)]
+    raw = [
+        {"sweep": "raw", "dtype": "float64", "p": p, "raw": beta, "beta": beta / (p - 1) ** 2}
+        for p in RAW_SIZES
+        for beta in RAW
+    ]
+    return [*by_beta, *sweep(sweep="p", dtype=ROUNDOFF, p=SIZES, beta=HARD), *raw]
 
 
 def measure(cell: Cell, seed: int) -> list[Row]:
@@ -89,6 +97,15 @@ def ideal(beta: np.ndarray) -> np.ndarray:
     return np.array(found)
 
 
+def raw_error(raw: float, p: int) -> float:
+    """Return the error in exact arithmetic, as a share of the range, for β in units of the range: βΔ² = β/(p−1)²."""
+    y = np.linspace(0, (p - 1) / 2, 4001)[:, None]
+    anchors = np.arange(p)
+    scores = -raw / (p - 1) ** 2 * (y - anchors) ** 2
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return float(np.abs((weights * anchors).sum(axis=1) / weights.sum(axis=1) - y[:, 0]).max() / (p - 1))
+
+
 def judge(table: Table) -> Verdicts:
     by_beta, by_size = table.where(sweep="beta"), table.where(sweep="p")
     exact = by_beta.where(dtype="float64")
@@ -125,11 +142,36 @@ def judge(table: Table) -> Verdicts:
         f"{limits['float64']:.1e} in float64. Measured: the error in bfloat16 exceeds a spacing from p = {first} on, "
         f"with {ratio:.2f} times the predicted error; float32 {single_breaks}.",
         {"bfloat16_first": first, **predicted, "largest_ratio": ratio.largest},
+        Constant(ratio.largest, "largest error over √(¼ + 6ur²) spacings, in bfloat16"),
+    )
+
+    raw = table.where(sweep="raw")
+    share = raw.column("max_error") / (raw.column("p") - 1)
+    predicted = np.array([raw_error(row["raw"], row["p"]) for row in raw])
+    ratio_raw = Span.of(share / predicted)
+    best = {beta: int(min(raw.where(raw=beta), key=lambda row: row["max_error"] / (row["p"] - 1))["p"]) for beta in RAW}
+    errors = {beta: share[raw.column("raw") == beta].min() for beta in RAW}
+    yield Verdict(
+        "β = 10, 50, 100, 1000 in the paper's units: the error falls as β grows, and no p makes up for a low β.",
+        Status.HOLDS.when(ratio_raw.least > 0.95 and ratio_raw.largest < 1.02 and errors[1000.0] < errors[10.0] / 3),
+        "the smallest error over p = 8 … 64, as a share of the range, is "
+        + ", ".join(f"{errors[beta]:.2g} at β = {beta:g} (p = {best[beta]})" for beta in RAW)
+        + f"; it follows exact arithmetic within a factor {ratio_raw:.3f}. In units of the "
+        f"spacing "
+        f"these β are {raw.column('beta').min():.2g} to {raw.column('beta').max():.3g}: β = 10 is soft for every p ≥ 8.",
+        {**ratio_raw.numbers("ratio"), **{f"beta_{beta:g}": value for beta, value in errors.items()}},
     )
 
 
 def draw(table: Table, picture: drawing.Figure) -> None:
-    left, middle, right = drawing.panels(picture, 3, width=4.5, height=4.1)
+    left, middle, right, last = drawing.panels(picture, 4, width=5.8, height=4.6, rows=2)
+    last.label("β in the paper's units, float64", "β for u in [0, 1]", "largest error, share of the range", log="xy")
+    fine = np.logspace(0.8, 3.2, 40)
+    for p, colour, marker in zip(RAW_SIZES, drawing.PALETTE, drawing.MARKERS, strict=False):
+        last.theory(fine, [raw_error(b, p) for b in fine], "theory: exact arithmetic" if p == 8 else "", colour)
+        rows = Table({**row, "share": row["max_error"] / (p - 1)} for row in table.where(sweep="raw", p=p))
+        last.points(rows, "raw", "share", f"p = {p}", colour, marker)
+    last.whole_ticks(RAW)
     beta = np.logspace(0, 8, 120)
     left.label(f"error against β, p = {P}", "βΔ²", "largest error, in spacings", log="xy")
     left.theory(beta, ideal(beta), "theory: exact arithmetic")
@@ -157,6 +199,6 @@ ABOUT = About(
     "Scores have size 3βr², r = (p−1)/2, so rounding lets an anchor win that is √(¼ + 6ur²) spacings "
     "away, whatever β is; half a spacing in exact arithmetic at hard β. Weights below half the least subnormal are "
     "0: β(d² − d_min²) > 745 in float64, 104 in float32, 93 in bfloat16.",
-    "2504.15956: next checks 1 (numerical stability), trade-off temperature, limitation infinite precision; "
-    "2504.19901: mechanism 3, break condition (finite precision)",
+    "the summary of 2504.15956: next checks 1 (numerical stability), trade-off temperature, limitation infinite "
+    "precision; the summary of 2504.19901: mechanism 3, break condition (finite precision)",
 )
