@@ -19,8 +19,11 @@ Cell = Mapping[str, Any]
 Row = dict[str, Any]
 """The numbers of one measurement, by name. A numpy scalar is stored as a Python number."""
 PROFILES = ("quick", "full")
+CPU_SECONDS, PEAK_MIB = "cpu_seconds", "peak_mib"
+"""The columns of a cell's costs, in the first of its rows: processor time, and the growth of memory in MiB."""
+COSTS = (CPU_SECONDS, PEAK_MIB)
 CONFIDENCE = 0.95
-"""The level of the confidence intervals of exponents: the usual one."""
+"""The level of the confidence intervals of exponents and of means over seeds: the usual one."""
 
 
 class Status(StrEnum):
@@ -28,24 +31,75 @@ class Status(StrEnum):
 
     HOLDS = "holds"
     CONSTANT = "holds with a constant"
+    NOT_REACHED = "not reached by this training"
     FAILS = "fails"
 
-    def when(self, condition: bool | np.bool_) -> Status:
-        """Return this status if the condition is true, otherwise FAILS."""
-        return self if condition else Status.FAILS
+    @property
+    def meaning(self) -> str:
+        """The definition that the report shows."""
+        return MEANINGS[self]
+
+    def when(self, condition: bool | np.bool_, otherwise: Status | None = None) -> Status:
+        """Return this status if the condition is true, otherwise the other one, which is FAILS unless it is given."""
+        return self if condition else otherwise or Status.FAILS
+
+
+MEANINGS = {
+    Status.HOLDS: "the claim was measured as it stands, at every point of the sweep",
+    Status.CONSTANT: "what was measured is at most c times the prediction at every point of the sweep; each such "
+    "verdict defines its c",
+    Status.NOT_REACHED: "this training did not find weights with the property, although such weights exist or may "
+    "exist; the number of steps, the number of seeds and the best result are given",
+    Status.FAILS: "the measurement contradicts the claim",
+}
+
+
+class Constant(NamedTuple):
+    """The c of "holds with the constant c", and its definition: a ratio of a measured and a predicted quantity."""
+
+    value: float
+    definition: str
+
+
+class Effort(NamedTuple):
+    """The training behind a verdict: steps of each run, number of seeds, and the best result with its name."""
+
+    steps: int
+    seeds: int
+    best: float
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.steps:,} steps, {self.seeds} seeds, best {self.what} {self.best:.3g}"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The conclusion about one claim. `numbers` holds the figures behind the words."""
+    """The conclusion about one claim. `numbers` holds the figures behind the words.
+
+    "Holds with a constant" needs the constant. "Not reached by this training" needs the effort.
+    """
 
     claim: str
     status: Status
     because: str
     numbers: Mapping[str, float | np.floating]
+    constant: Constant | None = None
+    effort: Effort | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "numbers", {name: float(number) for name, number in self.numbers.items()})
+        assert self.constant is not None or self.status is not Status.CONSTANT, self.claim
+        assert self.effort is not None or self.status is not Status.NOT_REACHED, self.claim
+
+    @property
+    def label(self) -> str:
+        """The status in words, with the constant or the effort of training."""
+        if self.status is Status.CONSTANT and self.constant is not None:
+            return f"holds with the constant {self.constant.value:.3g}"
+        if self.status is Status.NOT_REACHED and self.effort is not None:
+            return f"not reached by this training ({self.effort})"
+        return str(self.status)
 
 
 Verdicts = Iterator[Verdict]
@@ -65,6 +119,10 @@ class Table(list[Row]):
     def above(self, name: str, least: float) -> Table:
         """Return the rows in which this column is larger than `least`."""
         return Table(row for row in self if row[name] > least)
+
+    def without_costs(self) -> Table:
+        """Return the rows without the costs of their measurement, which differ from run to run."""
+        return Table({name: value for name, value in row.items() if name not in COSTS} for row in self)
 
     def column(self, name: str) -> Float[np.ndarray, " rows"]:
         return np.array([float(row[name]) for row in self])
@@ -106,6 +164,30 @@ class Span(NamedTuple):
     def numbers(self, name: str) -> dict[str, float]:
         """Return both ends as numbers of a verdict."""
         return {f"least_{name}": self.least, f"largest_{name}": self.largest}
+
+
+class Interval(NamedTuple):
+    """The geometric mean of positive results of some seeds, and its 95 % interval if their logarithms are normal."""
+
+    mean: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Float[np.ndarray, " seeds"] | Sequence[float]) -> Interval:
+        from scipy import stats
+
+        logs = np.log(np.maximum(np.asarray(values, float), np.finfo(float).tiny))
+        free = len(logs) - 1
+        reach = float(stats.t.ppf((1 + CONFIDENCE) / 2, free) * logs.std(ddof=1) / np.sqrt(len(logs))) if free else 0.0
+        return cls(*(float(np.exp(logs.mean() + step)) for step in (0.0, -reach, reach)))
+
+    def __format__(self, spec: str) -> str:
+        return f"{self.mean:{spec}} [{self.low:{spec}}, {self.high:{spec}}]"
+
+    def numbers(self, name: str) -> dict[str, float]:
+        """Return the mean and both ends as numbers of a verdict."""
+        return {name: self.mean, f"{name}_low": self.low, f"{name}_high": self.high}
 
 
 class Power(NamedTuple):

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import attnc
 from attnc_lab.catalogue import EXPERIMENTS
 from attnc_lab.drawing import to_svg
-from attnc_lab.experiment import Experiment, Status, Table, Verdict
+from attnc_lab.experiment import CPU_SECONDS, PEAK_MIB, Experiment, Status, Table, Verdict
 from attnc_lab.folder import Folder, write_whole
 
 NAME, TEMPLATE = "report.html", "report.html.jinja"
@@ -25,6 +25,15 @@ class Finding(NamedTuple):
     experiment: Experiment
     table: Table
     verdicts: list[Verdict]
+
+    @property
+    def costs(self) -> str:
+        """The processor time of all cells, and the largest memory of one; empty in a run without these columns."""
+        seconds, memory = ([row[name] for row in self.table.having(name)] for name in (CPU_SECONDS, PEAK_MIB))
+        parts = [f"{len(seconds):,} cells, {sum(seconds):,.1f} s of processor time"] if seconds else []
+        if memory:
+            parts.append(f"at most {max(memory):,.0f} MiB for one cell")
+        return ", ".join(parts)
 
     @property
     def figure(self) -> str:
@@ -102,6 +111,7 @@ def _page(folder: Folder, found: list[Finding]) -> str:
     return template.render(
         folder=folder,
         findings=found,
+        statuses=list(Status),
         counts={status: counts[status] for status in Status},
         missing=[experiment.title for experiment in EXPERIMENTS if experiment.name not in done],
         facts=facts,

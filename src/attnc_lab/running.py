@@ -18,6 +18,7 @@ from pathlib import Path
 
 import attnc
 from attnc_lab.catalogue import EXPERIMENTS, named
+from attnc_lab.costs import metered
 from attnc_lab.experiment import PROFILES, Cell, Experiment, Row
 from attnc_lab.folder import Folder
 
@@ -157,7 +158,7 @@ def measure_cell(name: str, cell: Cell, seed: int) -> Measured:
 
     A process measures one cell at a time, because torch's random numbers belong to the process. It uses one thread,
     because sums must be taken in the same order everywhere. So a cell's numbers do not depend on the machine's other
-    work.
+    work. The first row also has the costs of the cell, which do.
     """
     import torch
     from threadpoolctl import threadpool_limits
@@ -165,7 +166,8 @@ def measure_cell(name: str, cell: Cell, seed: int) -> Measured:
     try:
         with ONE_AT_A_TIME, threadpool_limits(1):
             torch.set_num_threads(1)
-            return named(name).rows(cell, seed), None
+            rows, costs = metered(lambda: named(name).rows(cell, seed))
+        return [{**rows[0], **costs}, *rows[1:]] if rows else rows, None
     except Exception:
         return [], traceback.format_exc(limit=-4)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from attnc_lab import EXPERIMENTS
+from attnc_lab.experiment import Status
 
 
 def test_the_list_names_every_experiment(run) -> None:
@@ -20,7 +22,8 @@ def test_a_run_writes_tables_and_a_report(run, refused, tmp_path: Path) -> None:
     assert done.code == 0, done.err
     found = done.json
     assert Path(found["report"]) == tmp_path / "run/report.html"
-    assert {row["verdict"] for row in found["verdicts"]} <= {"holds", "holds with a constant", "fails"}
+    assert {row["verdict"] for row in found["verdicts"]} <= {str(status) for status in Status}
+    assert any(re.fullmatch(r"holds with the constant \d.*", row["label"]) for row in found["verdicts"])
     assert "attnc lab run range_length --profile quick --seed 0" in (tmp_path / "run/settings.json").read_text()
     again = run("lab", "report", str(tmp_path / "run"), "--json")
     assert again.json == found

@@ -13,7 +13,7 @@ import pytest
 
 from attnc.errors import FileError, InputError
 from attnc_lab import EXPERIMENTS, report, run
-from attnc_lab.experiment import Status
+from attnc_lab.experiment import COSTS, Status, Table, Verdict
 from attnc_lab.folder import Folder
 from attnc_lab.report import findings
 from attnc_lab.running import measure_cell
@@ -141,12 +141,37 @@ def test_every_number_of_the_page_is_a_verdict_of_the_tables(folder: Path) -> No
         f"{experiment.name}-{i}-{name}": value
         for experiment, _, verdicts in findings(folder)
         for i, verdict in enumerate(verdicts)
-        for name, value in verdict.numbers.items()
+        for name, value in {**verdict.numbers, **constant_of(verdict)}.items()
     }
     assert len(wanted) > 10
     assert numbers(page) == wanted
     (folder / "report.html").unlink()
     assert report(folder).read_text(encoding="utf-8") == page
+
+
+def constant_of(verdict: Verdict) -> dict[str, float]:
+    is_shown = verdict.status is Status.CONSTANT and verdict.constant is not None
+    return {"c": verdict.constant.value} if is_shown and verdict.constant is not None else {}
+
+
+def test_every_cell_has_its_costs(folder: Path) -> None:
+    """Time and memory are in the first row of every cell, and the page sums them up."""
+    for finding in findings(folder):
+        cells = finding.experiment.cells("quick")
+        for name in COSTS[: 2 if Path("/proc/self/clear_refs").exists() else 1]:
+            costs = finding.table.having(name).column(name)
+            assert len(costs) == len(cells)
+            assert (costs >= 0).all()
+            assert costs.max() > 0
+        assert f"{len(cells):,} cells" in finding.costs
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert all(finding.costs in page for finding in findings(folder))
+
+
+def test_the_page_says_which_profile_it_is(folder: Path) -> None:
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert "Profile quick." in page[: page.index("<section>")]
+    assert all(status.meaning in page for status in Status)
 
 
 def test_the_page_needs_nothing_else(folder: Path) -> None:
@@ -179,9 +204,10 @@ def test_the_same_seed_gives_the_same_numbers(folder: Path) -> None:
     again = {i: measure_cell("frequency", cells[i], 3) for i in (30, 7, 0)}
     table = Folder.read(folder).table(experiment)
     assert table is not None
+    table = table.without_costs()
     for i, (found, failure) in again.items():
         assert failure is None
-        assert table[i] == {**cells[i], **found[0]}
+        assert table[i] == {**cells[i], **Table(found).without_costs()[0]}
 
 
 def test_experiments_are_told_apart() -> None:

@@ -139,6 +139,7 @@ def _print_verdicts(folder: Path, page: Path, json_output: bool) -> None:
                 "name": experiment.name,
                 "claim": v.claim,
                 "verdict": v.status.value,
+                "label": v.label,
                 "because": v.because,
                 "numbers": dict(v.numbers),
             }
@@ -148,9 +149,8 @@ def _print_verdicts(folder: Path, page: Path, json_output: bool) -> None:
         print_json({"report": str(page), "verdicts": rows})
         return
     table = plain_table("experiment", "claim", "verdict", left=3)
-    table.columns[2].no_wrap = True
     for experiment, _, verdicts in found:
         for i, verdict in enumerate(verdicts):
-            style = "yellow" if verdict.status.value == "fails" else "green"
-            table.add_row(experiment.name if i == 0 else "", Text(verdict.claim), Text(verdict.status.value, style))
+            style = "green" if verdict.status.value.startswith("holds") else "yellow"
+            table.add_row(experiment.name if i == 0 else "", Text(verdict.claim), Text(verdict.label, style))
     print_parts(table, Text.assemble(("wrote ", "green"), str(page)))

@@ -6,7 +6,7 @@ import numpy as np
 
 import attnc
 from attnc_lab import drawing
-from attnc_lab.experiment import About, Cell, Row, Status, Table, Verdict, Verdicts, sweep
+from attnc_lab.experiment import About, Cell, Constant, Row, Status, Table, Verdict, Verdicts, sweep
 
 TASKS: dict[str, tuple[str, list[tuple[float, float]], tuple[str, ...]]] = {
     "sin": ("sin(x)", [(-3, 3)], ("max_affine", "spectral_grid", "graded")),
@@ -77,6 +77,7 @@ def judge(table: Table) -> Verdicts:
         f"observed error, median {np.median(ratio):.2f}; {unproven} networks have no proof, {refused} requests were "
         "refused.",
         {"median": np.median(ratio), "largest": ratio.max(), "unproven": unproven, "refused": refused},
+        Constant(ratio.max(), "proven bound over observed error, the largest of all networks with a proof"),
     )
 
 

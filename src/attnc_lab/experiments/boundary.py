@@ -8,7 +8,7 @@ import numpy as np
 
 import attnc
 from attnc_lab import drawing
-from attnc_lab.experiment import About, Cell, Row, Span, Status, Table, Verdict, Verdicts, listed, sweep
+from attnc_lab.experiment import About, Cell, Constant, Row, Span, Status, Table, Verdict, Verdicts, listed, sweep
 from attnc_lab.measuring import errors_at, middles
 
 HEADS, PER_HEAD = 4, 8
@@ -112,6 +112,7 @@ def judge(table: Table) -> Verdicts:
         f"{soft['inside']:.2f}), and {hard['seam']:.2f} at 8. A seam adds {added:.2f} times "
         "(N−1)/2·e^(−βΔ²·⌊(s+1)²/2⌋), s = 1, 2, 3.",
         {"seam_soft": soft["seam"], "seam_hard": hard["seam"], "largest_ratio": added.largest},
+        Constant(added.largest, "the error that a seam adds over (N−1)/2·e^(−βΔ²·⌊(s+1)²/2⌋) spacings"),
     )
     ends = seams.where(beta=8.0).ratio("end", "one_head").max()
     spike = soft["end"] / soft["inside"]
@@ -132,6 +133,7 @@ def judge(table: Table) -> Verdicts:
         f"the error of tanh(k(x−x₀)) is at most {off:.2f} times tanh(kh/2); the largest error is "
         f"{listed('{1:.3f} {0}', by_place)}: the boundary is not special.",
         {"ratio": off, **{place.replace(" ", "_"): value for place, value in by_place.items()}},
+        Constant(off, "largest error near the steep place over tanh(kh/2)"),
     )
     jumps = table.where(kind="jump")
     laws = {place: jumps.where(place=place).power("P", "l2") for place in PLACES}
@@ -145,6 +147,9 @@ def judge(table: Table) -> Verdicts:
         f"{far:.1e} or less two cells away; the L₂ exponents in the number of cells are {listed('{1} {0}', laws)}, "
         "theory −½.",
         {"sup": sup, "elsewhere": far, **exponents},
+        Constant(
+            (jumps.column("l2") / np.sqrt(2 / jumps.column("P"))).max(), "L₂ error over ½J·√h, for a jump of J = 2"
+        ),
     )
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from attnc.incontext import Norms, Plan, Prompt, descent_program, plan_least_squares, run_recorded
 from attnc_lab import drawing
-from attnc_lab.experiment import About, Cell, Row, Status, Table, Verdict, Verdicts, listed, sweep
+from attnc_lab.experiment import About, Cell, Constant, Row, Status, Table, Verdict, Verdicts, listed, sweep
 
 ROWS, FEATURES, STEPS = 40, 5, 60
 START = np.zeros(FEATURES)
@@ -112,6 +112,7 @@ def judge(table: Table) -> Verdicts:
         f"the error of the gradient is below its proven bound: O(ε²) with one pair of heads (exponent {laws[1]}) and "
         f"O(ε⁴) with two ({laws[2]}), whose leading terms cancel.",
         {"one_head": laws[1].exponent, "two_heads": laws[2].exponent},
+        Constant(single.ratio("error", "gradient_bound").max(), "error of the gradient over its proven bound"),
     )
     depth = table.where(kind="depth")
     worst = {heads: depth.where(heads=heads).column("difference").max() for heads in HEADS}

@@ -131,7 +131,7 @@ def judge(table: Table) -> Verdicts:
     gap = {kind: np.median(last.where(kind=kind, d=2).ratio("rms", "rms_constructed")) for kind in TRAINING}
     yield Verdict(
         "Other weights than the construction's approximate as well or better.",
-        Status.CONSTANT.when(gap["adam"] < 1),
+        Status.HOLDS.when(gap["adam"] < 1),
         f"rms errors relative to hard selection with as many cells, in 2-D: Adam {gap['adam']:.3f}, SGD "
         f"{gap['sgd']:.3f}, started from the construction {gap['from construction']:.3f}. One value per "
         "cell does not use all that a soft head can do.",
@@ -140,7 +140,7 @@ def judge(table: Table) -> Verdicts:
     drift, moved = kept.column("distance").max(), Span.of(kept.column("beta"))
     yield Verdict(
         "Started from the construction, training stays there.",
-        Status.CONSTANT.when(drift < 0.5),
+        Status.HOLDS.when(drift < 0.5),
         f"keys stay within {drift:.2f} spacings of their centres on average (random points: "
         f"{kept.column('distance_random').mean():.2f}), while βh² goes from {START_BETA:g} to {moved.least:.2f} … "
         f"{moved.largest:.2f}: the geometry is kept, the temperature is raised until values can be interpolated.",

@@ -126,7 +126,7 @@ def judge(table: Table) -> Verdicts:
     least = Span.of([swept.where(sigma=sigma).column("mse").min() / bayes(sigma) for sigma in strong])
     yield Verdict(
         "With noisy inputs of standard deviation σ the best inverse temperature of the construction is β = 1/(2σ²).",
-        Status.CONSTANT.when(abs(law.exponent + 2) < 0.3 and ratio.least > 0.7 and ratio.largest < 1.4),
+        Status.HOLDS.when(abs(law.exponent + 2) < 0.3 and ratio.least > 0.7 and ratio.largest < 1.4),
         f"for σ ≥ h, 2σ²β* = {closed:.2f}, exponent {law} in σ, and the error is {least:.3f} times the Bayes error; "
         f"below h the ripple of the lattice limits β. The closed form with both gives {ratio:.2f} times the measured "
         "β* at every σ.",
@@ -153,7 +153,7 @@ def judge(table: Table) -> Verdicts:
     unexplained = np.median(free.column("mse")[free.column("sigma") <= LEARNED[1]])
     yield Verdict(
         "With strong noise, training comes close to the best possible estimate.",
-        Status.CONSTANT.when(np.median(excess) < 1.5),
+        Status.HOLDS.when(np.median(excess) < 1.5),
         f"for σ ≥ {LEARNED[-2]:g} the MSE of trained heads is {Span.of(excess):.2f} times ½(1 − e^(−ω²σ²)); with "
         f"little noise the error that training leaves dominates, an MSE of {unexplained:.2g}.",
         {"median": np.median(excess), "largest": excess.max(), "without_noise": unexplained},

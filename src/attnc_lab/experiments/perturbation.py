@@ -109,7 +109,7 @@ def judge(table: Table) -> Verdicts:
     )
     yield Verdict(
         "Small perturbations of the constructed weights change the output by the first-order prediction.",
-        Status.CONSTANT.when(ratio.least > 0.8 and ratio.largest < 1.25 and chance.largest < 2),
+        Status.HOLDS.when(ratio.least > 0.8 and ratio.largest < 1.25 and chance.largest < 2),
         f"relative changes of 10⁻⁸ … 10⁻⁶: adversarial ones give {ratio:.2f} times Σ|∂out/∂log w|, random ones "
         f"{chance:.2f} times its root sum of squares.",
         {**ratio.numbers("ratio"), "largest_random": chance.largest},
@@ -118,7 +118,7 @@ def judge(table: Table) -> Verdicts:
     slopes = {name: row["adversarial_slope"] for name, row in first.items()}
     yield Verdict(
         "Hard selection is sensitive: the harder, the more.",
-        Status.CONSTANT.when(slopes["hard clip"] > 3 * slopes["soft clip"]),
+        Status.HOLDS.when(slopes["hard clip"] > 3 * slopes["soft clip"]),
         f"amplification of an adversarial relative change: {listed('{0} {1:.3g}', slopes)}. It comes from the scores, "
         "whose size is β·r²: a hard head moves its boundaries, and between two anchors the slope of its output is β "
         "times a soft one's.",

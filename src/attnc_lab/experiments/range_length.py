@@ -6,7 +6,7 @@ import numpy as np
 
 import attnc
 from attnc_lab import drawing
-from attnc_lab.experiment import About, Cell, Row, Span, Status, Table, Verdict, Verdicts, sweep
+from attnc_lab.experiment import About, Cell, Constant, Row, Span, Status, Table, Verdict, Verdicts, sweep
 from attnc_lab.experiments.rate_in_p import HARD, SOFT, SOFT_ERROR
 from attnc_lab.measuring import errors_at, sizes_of
 
@@ -47,6 +47,7 @@ def judge(table: Table) -> Verdicts:
         f"exponents in |b−a|: {hard} for hard selection, constant {constants['hard_constant']:.3f}/(p−1), and {soft} "
         f"at the best temperature, constant {constants['soft_constant']:.3f}/(p−1), over six decades.",
         {"hard_exponent": hard.exponent, "soft_exponent": soft.exponent, **constants},
+        Constant(constants["hard_constant"], "largest error over |b−a|/(p−1), for hard selection"),
     )
     far = table.where(middle=FAR, dtype="float32")
     ratio = Span.of(far.column("max_error") / with_rounding(far.column("length")))
@@ -56,6 +57,7 @@ def judge(table: Table) -> Verdicts:
         f"around {FAR:g} in float32 the error is {ratio:.2f} times 0.062·Δ + 2u·max|x|: the anchors are centred, so "
         "only w·x + t is rounded at the size of the range's middle.",
         ratio.numbers("ratio"),
+        Constant(ratio.largest, "largest error over 0.062·Δ + 2u·max|x|"),
     )
 
 

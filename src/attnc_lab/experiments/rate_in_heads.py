@@ -6,7 +6,7 @@ import numpy as np
 
 import attnc
 from attnc_lab import drawing
-from attnc_lab.experiment import About, Cell, Row, Status, Table, Verdict, Verdicts, sweep
+from attnc_lab.experiment import About, Cell, Constant, Row, Status, Table, Verdict, Verdicts, sweep
 from attnc_lab.experiments.rate_in_p import END, HARD, sampled_inputs, target_of, train_clip
 from attnc_lab.measuring import errors_at, sizes_of
 
@@ -56,6 +56,7 @@ def judge(table: Table) -> Verdicts:
         f"the error is at most {ratio:.2f}·|b−a|/((n−2)H), two of the n keys being sentinels; exponent {law} in the "
         f"number of intervals, H = 1 … {HEADS[-1]}.",
         {"constant": ratio, "exponent": law.exponent},
+        Constant(ratio, "largest error over |b−a|/((n−2)H)"),
     )
     trained = table.where(kind="trained").power("H", "max_error")
     yield Verdict(

@@ -6,7 +6,7 @@ import numpy as np
 
 import attnc
 from attnc_lab import drawing
-from attnc_lab.experiment import About, Cell, Power, Row, Status, Table, Verdict, Verdicts, sweep
+from attnc_lab.experiment import About, Cell, Constant, Power, Row, Status, Table, Verdict, Verdicts, sweep
 from attnc_lab.measuring import sizes_of
 
 TOKENS, WIDTH, END, NORM = 50, 10, 25.0, 15.0
@@ -116,6 +116,7 @@ def judge(table: Table) -> Verdicts:
             f"error and {square} for the MSE over two decades of p, {papers_most} and {papers_square} for the papers' "
             "p = 60 … 120.",
             {"constant": measured, **exponents, **papers},
+            Constant(measured, "largest error over Δ = |b−a|/(p−1)"),
         )
     decades, short = (fits(table, "trained", setting)[1] for setting in ("decades", "papers"))
     trained, best = (table.where(kind=kind, setting="papers").column("mse") for kind in ("trained", "soft"))

@@ -8,7 +8,7 @@ import numpy as np
 
 import attnc
 from attnc_lab import drawing
-from attnc_lab.experiment import About, Cell, Row, Span, Status, Table, Verdict, Verdicts, sweep
+from attnc_lab.experiment import About, Cell, Constant, Row, Span, Status, Table, Verdict, Verdicts, sweep
 from attnc_lab.measuring import middles, unproved
 
 ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-8}
@@ -125,6 +125,7 @@ def judge(table: Table) -> Verdicts:
         f"{limits['float64']:.1e} in float64. Measured: the error in bfloat16 exceeds a spacing from p = {first} on, "
         f"with {ratio:.2f} times the predicted error; float32 {single_breaks}.",
         {"bfloat16_first": first, **predicted, "largest_ratio": ratio.largest},
+        Constant(ratio.largest, "largest error over √(¼ + 6ur²) spacings, in bfloat16"),
     )
 
 
