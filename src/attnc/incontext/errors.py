@@ -12,7 +12,7 @@ swing·(δ + rounding) of the exact v, and the next residual is within √L time
 
 Two tasks in one program (`compose`), where the second starts from the result of the first:
 Theorem.  Let task k be a quadratic with plan k (or a loss of `strongly_convex`, with plain steps). Let task 2 start at
-          the result of task 1 with v = p. Then the program is within  contraction₂·ε₁ + ε₂  of exact descent on the two,
+          the result of task 1 with v = p. Then the program is within  contraction₂·ε₁ + ε₂  of exact descent on both,
           ε_k = amplification_k·(δ_k + updates).
 Proof.    The steps of task 2 are the same polynomial in the Hessian for every start with v = p. From two starts they
           lead to results that differ by at most contraction₂ times the distance between the starts. Plain steps on a

@@ -7,8 +7,8 @@ Theorem.  Let c_k be the contraction of T exact steps on task k, and ε_k the er
     attention   |a_K − exact a_K| ≤ E_K with E_0 = 0, E_{k+1} = (1−κ_k(1−c_k))·E_k + κ_k·ε_k. So E_K ≤ max ε_k/(1−c_k)
                 for every number of tasks.
     learning    Let the tasks be quadratics with optima m + ξ_k. Let the ξ_k have mean 0 and E|ξ_k|² ≤ σ², and be
-                independent of each other and of all Hessians. Let b_k = 1 if no eigenvalue of P_k (below) is negative, else 1 + c_k.
-                Then E|a_K − m|² ≤ V_K with V_0 = |a_0 − m|², V_{k+1} = (1−κ_k(1−c_k))²·V_k + κ_k²b_k²σ².
+                independent of each other and of all Hessians. Let b_k = 1 if no eigenvalue of P_k (below) is negative,
+                else 1 + c_k. Then E|a_K − m|² ≤ V_K with V_0 = |a_0 − m|², V_{k+1} = (1−κ_k(1−c_k))²·V_k + κ_k²b_k²σ².
     a new task  After T steps from a_K: E|w_T − w*|² ≤ c²·(V_K + σ²). From a_0 it is c²·(|a_0 − m|² + σ²) at most.
 Proof.    T exact steps map w to w* + P(w − w*) with |P| ≤ c for a quadratic, and from two starts they lead to results
           that differ by at most c times the difference. So a step of learning contracts by (1−κ) + κc, and adds κε:

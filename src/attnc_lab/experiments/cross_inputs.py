@@ -6,7 +6,7 @@ import numpy as np
 
 import attnc
 from attnc_lab import drawing
-from attnc_lab.experiment import About, Cell, Row, Span, Status, Table, Verdict, Verdicts, listed, sweep
+from attnc_lab.experiment import About, Cell, Constant, Row, Span, Status, Table, Verdict, Verdicts, listed, sweep
 from attnc_lab.measuring import errors_at, lattice, middles, sizes_of
 
 TOKENS = {"1 and 1": (1, 1), "1 and 2": (1, 2), "2 and 1": (2, 1)}
@@ -20,6 +20,8 @@ JUMPS = {
     "parabola": "sign(y-x**2)*(1+x)/2",
 }
 """The name of a set on which a function jumps → the function."""
+JUMP, LONGEST = 2.0, 4.5
+"""The height of a jump, and a bound of the length of the set: the circle has 2π√½ = 4.44."""
 NORMS = (1.0, 2.0, 4.0, 10.0)
 FINENESS = {"quick": (4, 8, 16), "full": (4, 8, 16, 32)}
 POINTS = 192
@@ -82,6 +84,7 @@ def judge(table: Table) -> Verdicts:
         f"2,000 points. Exponents in the cells per axis P: {listed('{1} ({0} tokens)', laws)}; theory −1. With the "
         "order of Y reversed, the errors stay within the same bounds.",
         {**ratio.numbers("ratio"), "exponent": laws["1 and 1"].exponent},
+        Constant(pairs.ratio("max_error", "bound").max(), "largest error over the proven bound"),
     )
     jumps = table.where(kind="jump")
     looseness = Span.of(jumps.ratio("bound", "error"))
@@ -94,6 +97,7 @@ def judge(table: Table) -> Verdicts:
     )
     fits = {norm: [jumps.where(norm=norm, jump=jump).power("P", "error") for jump in JUMPS] for norm in NORMS}
     powers = {norm: Span.of([fit.exponent for fit in found]) for norm, found in fits.items()}
+    p, P = jumps.column("norm"), jumps.column("P")
     gap = max(abs(power + 1 / norm) for norm, powers_of in powers.items() for power in powers_of)
     yield Verdict(
         "The L_p error of a jump falls like P^(−1/p): only the cells that it cuts count.",
@@ -102,6 +106,10 @@ def judge(table: Table) -> Verdicts:
         "an error of half the jump on a volume of P^−2. In L_10 the rate is so slow that a grid is no answer; "
         "affine_cells puts cells at straight jumps instead.",
         {"gap": gap, **{f"exponent_{norm:g}": span.least for norm, span in powers.items()}},
+        Constant(
+            (jumps.column("error") / (JUMP**p * LONGEST * 2 / P) ** (1 / p)).max(),
+            f"L_p error over (J^p·ℓ·h)^(1/p), for a jump J = {JUMP:g} on a set of length ℓ ≤ {LONGEST:g}, h = 2/P",
+        ),
     )
 
 
