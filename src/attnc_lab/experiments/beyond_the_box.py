@@ -121,7 +121,7 @@ def judge(table: Table) -> Verdicts:
         Status.HOLDS.when(weights.least < 0.5),
         f"from a distance of 1 on the largest weight of the hard head is {weights:.4f} on average, since the scores of "
         "two neighbours differ by an amount that does not fall with the distance. Selection stays sharp, and the "
-        "output is the value of the nearest cell: as wrong as f differs from its value at the nearest point of the box.",
+        "output is the value of the nearest cell: its error is the change of f since the nearest point of the box.",
         weights.numbers("weight"),
     )
     yield Verdict(
@@ -169,7 +169,7 @@ def draw(table: Table, picture: drawing.Figure) -> None:
     for (net, colour), marker in zip(COLOURS.items(), "so^D", strict=True):
         rows = far.where(net=net)
         name = f"{net}: {NETS[net][0]}"
-        first.points(rows, "distance", "error", name, colour, marker)
+        first.measured(rows.column("distance"), np.maximum(rows.column("error"), 1e-16), name, colour, marker)
         second.points(rows, "distance", "largest_weight", net, colour, marker)
     rows = far.where(net="hard")
     first.points(
@@ -186,7 +186,17 @@ def draw(table: Table, picture: drawing.Figure) -> None:
         ACTIVATIONS, (drawing.GREEN, drawing.ORANGE, drawing.BLUE), "o^s", strict=True
     ):
         rows = nets.where(activation=activation, construction="compose")
-        third.points(rows, "eps", "anchors", f"{activation}, by gates", colour, marker)
+        is_first = activation == "sigmoid"  # tanh takes as many keys
+        third.points(
+            rows,
+            "eps",
+            "anchors",
+            f"{activation}, by gates",
+            colour,
+            marker,
+            size=9 if is_first else 5,
+            is_open=is_first,
+        )
     rows = nets.where(construction="relu_network")
     third.points(rows, "eps", "anchors", "hard tanh, by the papers' heads", drawing.INK, "D")
     eps = rows.column("eps")

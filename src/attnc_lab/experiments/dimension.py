@@ -98,31 +98,12 @@ def model_of(model: str, d: int) -> nn.Module:
     """Return a model of at most PARAMETERS free numbers: attention over free tokens once or twice, or an MLP."""
     from torch import nn
 
-    from attnc_lab.training import Heads, with_one
+    from attnc_lab.models import HeadLayers
 
     if model == "MLP":
         width = (PARAMETERS - 1) // (d + 2)
         return nn.Sequential(nn.Linear(d, width), nn.GELU(), nn.Linear(width, 1))
-
-    def keys(d_query: int, d_out: int, share: float) -> int:
-        """Return the number of keys for a share of the parameters: see `Heads`, with d_token = d_query."""
-        return int((share * PARAMETERS - 2 * d_query**2 - d_query * d_out) / (d_query + d_out))
-
-    class Layers(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            if model == "single head":
-                self.parts = nn.ModuleList([Heads(d + 1, keys(d + 1, 1, 1.0), 1, d_token=d + 1)])
-            else:
-                first = Heads(d + 1, keys(d + 1, d, 0.6), d, d_token=d + 1)
-                self.parts = nn.ModuleList([first, Heads(d + 1, keys(d + 1, 1, 0.4), 1, d_token=d + 1)])
-
-        def forward(self, x):  # type: ignore[no-untyped-def]
-            for part in self.parts:
-                x = part(with_one(x))
-            return x
-
-    return Layers()
+    return HeadLayers(d, 1 if model == "single head" else 2, PARAMETERS)
 
 
 def _trained(model: str, d: int, steps: int, points: np.ndarray, seed: int) -> list[Row]:

@@ -215,7 +215,7 @@ def draw(table: Table, picture: drawing.Figure) -> None:
     fine = np.array([rows.column("fill").min(), rows.column("fill").max()])
     for power, style in ((2, "--"), (4, ":")):
         third.theory(fine, rows[0]["inner_error"] * (fine / rows[0]["fill"]) ** power, f"slope {power}", style=style)
-    third.axes.set_ylim(rows.column("inner_error").min() / 1000, 2)
+    third.axes.set_ylim(1e-13, 2)
 
 
 ABOUT = About(
