@@ -46,6 +46,7 @@ from attnc.targets.target import Target
 from attnc.wording import NOT_CERTIFIED, ON_EXPORT, ON_FILE, ceiling, function_of, plural, said
 
 if TYPE_CHECKING:
+    from attnc.incontext.interpreter import EncodedProgram
     from attnc.interventions import Ablated
 
 OUTSIDE = ("raise", "clamp", "allow")
@@ -1133,17 +1134,7 @@ class Network:
 
         claim = self.certificate
         limit = math.inf if eps is None else positive_number("eps", eps)
-        target: Target
-        if self.expression is not None:
-            target = ExpressionTarget(Expression.parse(self.expression), self.box)
-        elif claim.at_points is not None and claim.at_points.table:
-            table = np.array(claim.at_points.table)
-            target = TableTarget(table[:, : self.box.d], table[:, self.box.d :], self.variables)
-        else:
-            raise InputError(
-                f"{function_of(self)} has no expression and no stored table, so no bound of a checkpoint could be "
-                "proved again. Compile an expression or a table, or export to ONNX."
-            )
+        target = self._stated_target("a checkpoint")
         is_as_it_is = self.construction not in ("compose", "gates")
         found = export_stock(
             folder_named(path),
@@ -1156,6 +1147,60 @@ class Network:
             progress=progress,
         )
         return found.certificate
+
+    def as_prompt(self, *, progress: Progress | None = None) -> EncodedProgram:
+        """Return the network as a prompt of `attnc.incontext.Interpreter`, whose weights are the same for all prompts.
+
+        The heads are those of the network if their keys and values are constants. Otherwise they are fitted anew from
+        the expression. Their bound is proved.
+
+        Parameters
+        ----------
+        progress : callable, optional
+            Called during the search, with the current step and the fraction of it that is done.
+
+        Returns
+        -------
+        attnc.incontext.EncodedProgram
+            The heads in the order in which they run, with their bound.
+
+        Raises
+        ------
+        InputError
+            If the network cannot be encoded: the message gives the reason.
+        BoundNotMet
+            If no bound can be proved.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> program = attnc.compile("sin(x)*y", {"x": (-1, 1), "y": (-1, 1)}, eps=1e-4).as_prompt()
+        >>> interpreter = attnc.incontext.Interpreter.fitting(program)
+        >>> bool(abs(interpreter([[0.5, 1.0]], program)[0, 0] - 0.4794255) <= 1e-4)
+        True
+        """
+        from attnc.stock.prompting import encoded_program
+
+        target = self._stated_target("a prompt")
+        eps = self.eps or self.certificate.bound
+        if eps is None:
+            raise InputError(
+                f"nothing is proved about {function_of(self)}, and a prompt states a bound: compile with eps"
+            )
+        return encoded_program(target, self.program, self.derivation, eps, progress)
+
+    def _stated_target(self, artefact: str) -> Target:
+        """Return the function that the network states: its expression, or the table in its certificate."""
+        claim = self.certificate
+        if self.expression is not None:
+            return ExpressionTarget(Expression.parse(self.expression), self.box)
+        if claim.at_points is not None and claim.at_points.table:
+            table = np.array(claim.at_points.table)
+            return TableTarget(table[:, : self.box.d], table[:, self.box.d :], self.variables)
+        raise InputError(
+            f"{function_of(self)} has no expression and no stored table, so no bound of {artefact} could be "
+            "proved again. Compile an expression or a table, or export to ONNX."
+        )
 
     def _parity(self, run: Callable[[list[np.ndarray]], np.ndarray], scores_per_point: int = 1) -> Parity:
         """Compare an exported network with the reference, in the core of the box and in its tails.

@@ -10,6 +10,7 @@ from attnc.errors import MissingExtra
 from attnc.incontext.descent import descent_program, run_recorded
 from attnc.incontext.domain import Domain, OutsideDomain
 from attnc.incontext.errors import Norms, Plan, compose, plan_least_squares
+from attnc.incontext.interpreter import EncodedHead, EncodedProgram, Interpreter
 from attnc.incontext.meta import learn_start, start_variance
 from attnc.incontext.programs import InContextProgram, load
 from attnc.incontext.prompt import Prompt
@@ -21,8 +22,11 @@ _ESTIMATORS = dict.fromkeys(_KERNEL, "kernel_models") | dict.fromkeys(_LINEAR, "
 
 __all__ = [
     "Domain",
+    "EncodedHead",
+    "EncodedProgram",
     "ExampleBounds",
     "InContextProgram",
+    "Interpreter",
     "Norms",
     "OutsideDomain",
     "Plan",
