@@ -33,8 +33,9 @@ from attnc.numerics.rounding import LARGEST, UNIT_ROUNDOFF
 from attnc.proofs.certificate import Certificate, Standing
 from attnc.proofs.observed import observed_error, sample_with_tails
 from attnc.proofs.prover import PROOF_SECONDS, ProofRequest
-from attnc.proofs.provers import best_proof
+from attnc.proofs.provers import LEAVES, best_proof
 from attnc.proofs.staged.claims import stated_derivation
+from attnc.proofs.stages.enclosed_sparse import weights_within as weights_as_intervals
 from attnc.targets.box import Box, BoxLike
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.expression import Expression
@@ -253,8 +254,12 @@ class Network:
         """
         return self._engine.truncation
 
-    def bound(self, box: BoxLike | None = None, *, seconds: float = PROOF_SECONDS) -> float | None:
+    def bound(
+        self, box: BoxLike | None = None, *, seconds: float = PROOF_SECONDS, weights_within: float = 0.0
+    ) -> float | None:
         """Return the bound of the certificate. For a part of the box, prove a new one for these weights.
+
+        With `weights_within`, prove one bound for all networks whose stored numbers are close to these.
 
         Parameters
         ----------
@@ -262,11 +267,17 @@ class Network:
             A part of the box. Variables that a mapping leaves out keep their whole range.
         seconds : float
             Time limit of the proof.
+        weights_within : float
+            The share r by which every stored number w may differ. The bound then holds, in exact arithmetic, for all
+            networks whose numbers lie between w(1 − r) and w(1 + r), each on its own. There is one for networks of one
+            attention layer that were made from an expression. In several layers errors would pass from one to another,
+            which is not proved.
 
         Returns
         -------
         float or None
-            None if nothing was proved, and for a part of the box of a table. If the network has no expression, or the
+            None if nothing was proved, and for a part of the box of a table. With `weights_within` it is None if there
+            is no finite bound, or if the proof does not finish in time. If the network has no expression, or the
             proof does not finish in time, a part has the bound of the whole box, which a file may only state. The bound
             of a part is at most that of the whole box, except if the latter is only stated by a file and was not
             re-proved on this machine.
@@ -274,7 +285,7 @@ class Network:
         Raises
         ------
         InputError
-            If `box` is not a part of the network's box, or `seconds` is negative.
+            If `box` is not a part of the network's box, `seconds` is negative, or `weights_within` is not from 0 to 1.
 
         Examples
         --------
@@ -282,17 +293,19 @@ class Network:
         >>> net = attnc.compile("sin(x)", {"x": (-3, 3)}, eps=1e-3)
         >>> net.bound({"x": (0, 0.1)}) <= net.bound()
         True
+        >>> net.bound() < net.bound(weights_within=1e-7) < 1e-3
+        True
         """
         claim = self.certificate
+        if not 0 <= real_number("weights_within", weights_within) < 1:
+            raise InputError(
+                f"weights_within is the share by which each weight may differ, from 0 to 1; found {weights_within!r}"
+            )
+        if weights_within:
+            return self._bound_within(float(weights_within), box, seconds)
         if box is None or claim.bound is None:
             return claim.bound
-        if isinstance(box, Mapping) and set(box) <= set(self.variables):
-            box = {name: box.get(name, ends) for name, ends in self.box.as_dict().items()}
-        part = Box.parse(box, self.variables)
-        if part.names != self.variables or (part.lo < self.box.lo).any() or (part.hi > self.box.hi).any():
-            raise InputError(f"box: {part} is not a part of the network's box, {self.box}")
-        if real_number("seconds", seconds) < 0:
-            raise InputError(f"seconds must be at least 0, found {seconds!r}")
+        part = self._part(box, seconds)
         if claim.is_of_table:
             return None
         if self.expression is None:
@@ -312,6 +325,41 @@ class Network:
             if proof is not None:  # a bound that only a file states may be too small
                 return proof.bound if claim.standing is Standing.STATED else min(claim.bound, proof.bound)
         return claim.bound
+
+    def _part(self, box: BoxLike, seconds: float) -> Box:
+        """Return a part of the box, checked, together with a time limit for its proof."""
+        if isinstance(box, Mapping) and set(box) <= set(self.variables):
+            box = {name: box.get(name, ends) for name, ends in self.box.as_dict().items()}
+        part = Box.parse(box, self.variables)
+        if part.names != self.variables or (part.lo < self.box.lo).any() or (part.hi > self.box.hi).any():
+            raise InputError(f"box: {part} is not a part of the network's box, {self.box}")
+        if real_number("seconds", seconds) < 0:
+            raise InputError(f"seconds must be at least 0, found {seconds!r}")
+        return part
+
+    def _bound_within(self, relative: float, box: BoxLike | None, seconds: float) -> float | None:
+        """Prove a bound for all networks whose stored numbers differ from these by at most this share."""
+        part = self._part(self.box.as_dict() if box is None else box, seconds)
+        claim = self.certificate
+        if self.expression is None or not LEAVES.proves_intervals_of(self.program):
+            return None
+        target, p = ExpressionTarget(Expression.parse(self.expression), part), float(claim.norm)
+        with (
+            quiet(),
+            suppress(ProgramError, OutOfTime),
+            time_limit(seconds, counted=seconds),
+            weights_as_intervals(relative),
+        ):
+            request = ProofRequest(
+                p=p,
+                eps=self.eps or 0.0,
+                observed=observed_error(self.at, target, self.work_per_point, p),
+                tolerance=PART_TOLERANCE,
+                truncation=self.truncation,
+            )
+            found = LEAVES.prove(self.program, target, request).bound
+            return found if found < math.inf else None
+        return None
 
     def certified_in(self, dtype: str) -> Certificate | None:
         """Return the certificate for an arithmetic.

@@ -96,6 +96,10 @@ class LeavesProver(Prover):
             return True
         return request.has_theorem and request.p == math.inf and target.box.d <= MAX_SELECTING_VARIABLES
 
+    def proves_intervals_of(self, program: Program) -> bool:
+        """Return whether weights may also be intervals: a program of one softmax has leaves for these, too."""
+        return num_softmaxes(program) == 1
+
     def prove(self, program: Program, target: Target, request: ProofRequest) -> Proof:
         """Prove a bound. Raise ProgramError if the program is not one attention stage over the inputs of the target.
 

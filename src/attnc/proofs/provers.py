@@ -20,8 +20,8 @@ from attnc.proofs.prover import ProofRequest, Prover, num_softmaxes
 from attnc.proofs.staged.prover import StagedProver
 from attnc.targets.target import Target
 
-HEAD_BY_HEAD, AT_POINTS, PARTITION = StagedProver(), PointProver(), PartitionProver()
-BY_LEAVES: tuple[Prover, ...] = (AffineProver(), EnclosureProver(), LeavesProver())
+HEAD_BY_HEAD, AT_POINTS, PARTITION, LEAVES = StagedProver(), PointProver(), PartitionProver(), LeavesProver()
+BY_LEAVES: tuple[Prover, ...] = (AffineProver(), EnclosureProver(), LEAVES)
 """A program is proved by the first of these that accepts it and finds that its weights have the right form."""
 
 SECONDS_BEFORE_STAGES, CELLS_BEFORE_STAGES = 3.0, 8_000

@@ -9,6 +9,9 @@ the stored weights define. The second has the sums of the absolute values of all
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Self
@@ -25,7 +28,27 @@ from attnc.numerics.rounding import TINIEST, UNIT_ROUNDOFF, product_and_error, s
 U = UNIT_ROUNDOFF["float64"]
 TERMS_PER_BLOCK = 2**20
 """The number of products that are computed before they are summed: 2**20 of them take about 100 MB."""
+_RELATIVE = ContextVar("relative", default=0.0)
 _LEAST_EXPONENT = -900  # below 2^−900 the error of a product may underflow, so it is bounded instead
+
+
+@contextmanager
+def weights_within(relative: float) -> Iterator[None]:
+    """Take every stored number w as the interval w·[1 − relative, 1 + relative] while programs are folded.
+
+    A bound that is proved from such a folding holds, in exact arithmetic, for all programs with weights in the
+    intervals.
+    """
+    token = _RELATIVE.set(relative)
+    try:
+        yield
+    finally:
+        _RELATIVE.reset(token)
+
+
+def relative_width() -> float:
+    """Return the relative half-width of stored numbers. It is 0 outside of `weights_within`."""
+    return _RELATIVE.get()
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +78,12 @@ class EnclosedSparse:
     def of_matrix(cls, matrix: Float[np.ndarray, "rows columns"]) -> EnclosedSparse:
         row, column = np.nonzero(matrix)
         return cls.exact(row, column, matrix[row, column], matrix.shape[1])
+
+    def widened(self) -> EnclosedSparse:
+        """Return the same entries, each known to within `relative_width()` of itself."""
+        if not (relative := relative_width()):
+            return self
+        return replace(self, radius=up(self.radius + up(relative * np.abs(self.mid))))
 
     def relabelled(self, row: np.ndarray, column: np.ndarray, num_columns: int) -> EnclosedSparse:
         """Return the same entries at other places."""
@@ -214,7 +243,11 @@ class EnclosedForm:
         return replace(self, shape=(len(rows), width), entries=self.entries.rows(places))
 
     def times(self, matrix: Float[np.ndarray, "columns new_columns"]) -> Self:
-        return self.times_enclosed(EnclosedSparse.of_matrix(self.stored(matrix)))
+        return self.times_enclosed(self.stored_matrix(matrix))
+
+    @classmethod
+    def stored_matrix(cls, matrix: Float[np.ndarray, "columns new_columns"]) -> EnclosedSparse:
+        return EnclosedSparse.of_matrix(cls.stored(matrix)).widened()
 
     def times_enclosed(self, matrix: EnclosedSparse) -> Self:
         """Return form @ matrix, for a matrix with a row for each column of the form."""
@@ -234,7 +267,8 @@ class EnclosedForm:
         row = np.concatenate([weight.flat(slice(0, 2)), constant.flat(slice(None))])
         column = np.concatenate([weight.flat(slice(2, None)), np.full(len(constant.values), size, np.int64)])
         values = self.stored(np.concatenate([weight.values, constant.values]))
-        entries = EnclosedSparse.exact(row, column, values, size + 1).times(stacked([self.entries, one], num_columns))
+        weights = EnclosedSparse.exact(row, column, values, size + 1).widened()
+        entries = weights.times(stacked([self.entries, one], num_columns))
         return replace(self, shape=(weight.shape[0], weight.shape[1]), entries=entries)
 
     def variables_used(self) -> Int[np.ndarray, " used"]:

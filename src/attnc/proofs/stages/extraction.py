@@ -22,7 +22,7 @@ from attnc.ir.program import Program
 from attnc.ir.soft_head import Enclosed, SoftHead
 from attnc.numerics.arrays import Float, Int
 from attnc.numerics.rounding import up
-from attnc.proofs.stages.enclosed_sparse import EnclosedForm, EnclosedSparse, SizeForm
+from attnc.proofs.stages.enclosed_sparse import EnclosedForm, EnclosedSparse, SizeForm, relative_width
 
 F = TypeVar("F", bound=AffineForm)
 
@@ -115,9 +115,13 @@ class ProgramStage:
         return [number for number, head in enumerate(softmax.heads) if head.W_O[:, column].any()]
 
 
-@functools.lru_cache(maxsize=2)  # several provers, and several parts of a prover, fold the same program
-@functools.lru_cache(maxsize=1)  # stages and their roundings are of the same program
 def _foldings(program: Program) -> Foldings:
+    return _foldings_of(program, relative_width())
+
+
+@functools.lru_cache(maxsize=2)  # several provers, and several parts of a prover, fold the same program
+def _foldings_of(program: Program, relative: float) -> Foldings:
+    """Fold a program once for each type of numbers. Stored numbers are intervals of this relative half-width."""
     return functools.cache(functools.partial(normal_form, program))
 
 
@@ -173,7 +177,8 @@ def stages_and_read_out(program: Program) -> tuple[tuple[ProgramStage, ...], Sta
         found.append(ProgramStage(stage.name, outputs, tokens, foldings, program.dtype, number, reads, writes))
         reads = writes
     read = output.renumbered(_positions(reads, output.num_variables), len(reads)).dense()
-    assert not read.radius.any()  # one stored map
+    if read.radius.any():  # one stored map is exact
+        raise ProgramError("stages are proved one by one only for exact weights, not for intervals of weights")
     return tuple(found), StateForm(read.mid[:, :-1], read.mid[:, -1])
 
 
@@ -308,7 +313,7 @@ class QueryHead:
     @classmethod
     def of(cls, head: FoldedHead[Any], number: int, query: int, writes: EnclosedSparse) -> QueryHead:
         seen, own = head.seen(query), head.queries.rows(np.array([query]))
-        written = EnclosedSparse.of_matrix(own.stored(head.W_O)).times(writes)
+        written = own.stored_matrix(head.W_O).times(writes)
         return cls(number, query, own, head.keys.rows(seen), head.values.rows(seen), written, seen)
 
     @classmethod
