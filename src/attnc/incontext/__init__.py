@@ -9,10 +9,12 @@ from typing import Any
 from attnc.errors import MissingExtra
 from attnc.incontext.descent import descent_program, run_recorded
 from attnc.incontext.domain import Domain, OutsideDomain
-from attnc.incontext.errors import Norms, Plan, plan_least_squares
+from attnc.incontext.errors import Norms, Plan, compose, plan_least_squares
 from attnc.incontext.interpreter import EncodedHead, EncodedProgram, Interpreter
+from attnc.incontext.meta import learn_start, start_variance
 from attnc.incontext.programs import InContextProgram, load
 from attnc.incontext.prompt import Prompt
+from attnc.incontext.strongly_convex import ExampleBounds, plan_strongly_convex
 
 _LINEAR = ("PoissonRegressor", "ElasticNet", "Lasso", "LogisticRegression", "LinearRegression", "Ridge")
 _KERNEL = ("KNeighborsRegressor", "KernelRidge", "NadarayaWatson")
@@ -22,16 +24,21 @@ __all__ = [
     "Domain",
     "EncodedHead",
     "EncodedProgram",
+    "ExampleBounds",
     "InContextProgram",
     "Interpreter",
     "Norms",
     "OutsideDomain",
     "Plan",
     "Prompt",
+    "compose",
     "descent_program",
+    "learn_start",
     "load",
     "plan_least_squares",
+    "plan_strongly_convex",
     "run_recorded",
+    "start_variance",
     *_ESTIMATORS,  # loaded by __getattr__
 ]
 

@@ -154,7 +154,7 @@ def gate_slope(size: float, dtype: str) -> float:
     return math.ldexp(1.0, math.floor(-math.log2(UNIT_ROUNDOFF[dtype] * 8 * size)))
 
 
-def descent_program(tasks: Sequence[Task], dtype: str = "float64") -> Program:
+def descent_program(tasks: Sequence[Task], dtype: str = "float64", *, rates: Sequence[float] | None = None) -> Program:
     """Build the program that descends on one or more tasks, one after the other.
 
     Parameters
@@ -163,16 +163,20 @@ def descent_program(tasks: Sequence[Task], dtype: str = "float64") -> Program:
         The tasks, for example the `task` of a plan from `plan_least_squares`. Each starts where the one before ended.
     dtype : {"float64", "float32"}
         The arithmetic of the program.
+    rates : sequence of float, optional
+        A rate κ for each task. Then every task starts at a learned start a, and a ← (1−κ)·a + κ·(its last weights)
+        after it. See `learn_start`.
 
     Returns
     -------
     Program
-        Its inputs are the first weights and the prompts, one below the other. Its output is the last weights.
+        Its inputs are the first weights and the prompts, one below the other. Its output is the last weights, or the
+        learned start.
 
     Raises
     ------
     InputError
-        If the tasks differ in their features or their intercept.
+        If the tasks differ in their features or their intercept, or have a loss that needs two layers for a gradient.
 
     Examples
     --------
@@ -189,7 +193,14 @@ def descent_program(tasks: Sequence[Task], dtype: str = "float64") -> Program:
     for task in tasks:
         if (task.prompt.features, task.prompt.intercept) != (first.features, first.intercept):
             raise InputError("tasks of one program share their features and intercept")
-    builder = _DescentBuilder(tuple(tasks), dtype)
+        if task.loss not in Task.losses:
+            raise InputError(
+                f"one program of several tasks takes the losses {' and '.join(Task.losses)}, found {task.loss}: build "
+                "task.program(), and start it at the result of the program before it"
+            )
+        if rates is not None and (task.l1 or task.clip):
+            raise InputError("a learned start takes tasks without l1 and without a safeguard")
+    builder = _DescentBuilder(tuple(tasks), dtype, None if rates is None else tuple(rates))
     shapes = ((first.num_weights,), (sum(t.prompt.rows for t in tasks), first.features + 2))
     return check(Program(builder.main(), shapes, shapes[0], (builder.memory(),)))
 
@@ -198,6 +209,7 @@ def descent_program(tasks: Sequence[Task], dtype: str = "float64") -> Program:
 class _DescentBuilder:
     tasks: tuple[Task, ...]
     dtype: str
+    rates: tuple[float, ...] | None = None
 
     @cached_property
     def weights(self) -> tuple[str, ...]:
@@ -205,7 +217,9 @@ class _DescentBuilder:
 
     @cached_property
     def channels(self) -> tuple[str, ...]:
-        parts = ("v", "p", "g", "s") if any(task.has_offset for task in self.tasks) else ("v", "p", "g")
+        parts: tuple[str, ...] = ("v", "p", "g")
+        parts += ("s",) if any(task.has_offset for task in self.tasks) else ()
+        parts += ("a",) if self.rates is not None else ()
         return (*(f"{part}.{c}" for part in parts for c in self.weights), ONE)
 
     def memory(self) -> Affine:
@@ -230,17 +244,22 @@ class _DescentBuilder:
         names = [f"w.{c}" for c in self.weights]
         begin = AffineBuilder(1, names, 1, self.channels)
         for c in self.weights:
-            begin.link(0, f"v.{c}", 0, f"w.{c}")
-            begin.link(0, f"p.{c}", 0, f"w.{c}")
+            for part in ("v", "p", *(("a",) if self.rates is not None else ())):
+                begin.link(0, f"{part}.{c}", 0, f"w.{c}")
         begin.set(0, ONE, 1.0)
         layers: list[Layer] = [begin.build("begin", self.dtype)]
         for number, task in enumerate(self.tasks):
             prefix = f"task{number + 1}." if len(self.tasks) > 1 else ""
-            if number:  # both states become the last iterate
+            if number and self.rates is None:  # both states become the last iterate
                 last = self.tasks[number - 1].iterate
                 layers.append(self._on_state({("v", last): 1.0, ("p", last): 1.0}, f"{prefix}begin"))
             layers += self._steps(number, task, prefix)
-        outputs = {f"w.{c}": f"{self.tasks[-1].iterate}.{c}" for c in self.weights}
+            if self.rates is not None:
+                move = {"a": 1 - self.rates[number], task.iterate: self.rates[number]}
+                learned: dict[tuple[str, str], Penalty] = {(new, old): by for new in "avp" for old, by in move.items()}
+                layers.append(self._on_state(learned, f"{prefix}learn"))
+        answer = self.tasks[-1].iterate if self.rates is None else "a"
+        outputs = {f"w.{c}": f"{answer}.{c}" for c in self.weights}
         return (*layers, reading("read", 1, self.channels, [0], outputs, self.dtype))
 
     def _steps(self, number: int, task: Task, prefix: str) -> list[Layer]:
@@ -286,6 +305,8 @@ class _DescentBuilder:
         entries = task.schedule.step(t, np.array(task.penalty))
         if task.has_offset:
             entries |= {(new, "s"): -entries[new, "g"] for new in "vp" if (new, "g") in entries} | {("s", "s"): 1.0}
+        if self.rates is not None:
+            entries |= {("a", "a"): 1.0}
         return self._on_state(entries, "update")
 
     def _on_state(self, entries: dict[tuple[str, str], Penalty], name: str) -> Affine:

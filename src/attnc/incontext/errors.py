@@ -11,10 +11,12 @@ swing·(δ + rounding) of the exact v, and the next residual is within √L time
 ≤ h·R, all residuals are ≤ r̄ by induction. Otherwise the steps may diverge (e grows like sinh), and nothing is proved.
 
 Two tasks in one program (`compose`), where the second starts from the result of the first:
-Theorem.  Let task k be a quadratic with plan k, and task 2 start at the result of task 1 with v = p. Then the program
-          is within  contraction₂·ε₁ + ε₂  of exact descent on the two, ε_k = amplification_k·(δ_k + updates).
+Theorem.  Let task k be a quadratic with plan k (or a loss of `strongly_convex`, with plain steps). Let task 2 start at
+          the result of task 1 with v = p. Then the program is within  contraction₂·ε₁ + ε₂  of exact descent on both,
+          ε_k = amplification_k·(δ_k + updates).
 Proof.    The steps of task 2 are the same polynomial in the Hessian for every start with v = p. From two starts they
-          lead to results that differ by at most contraction₂ times the distance between the starts. Within task 2
+          lead to results that differ by at most contraction₂ times the distance between the starts. Plain steps on a
+          strongly convex loss contract by ρ each, on the ball that holds both starts. Within task 2
           errors add up as before, with residuals bounded for the start |w| ≤ |w₁*| + |w₁ − w₁*|.
 """
 
@@ -257,6 +259,35 @@ def compose(first: Plan, second: Plan, dtype: str = "float64") -> tuple[Program,
     """Return the program of both tasks, and a bound of |program − exact descent|₂.
 
     Its prompt has the rows of the first task above those of the second. Plan the second with start=first.reached.
+
+    Parameters
+    ----------
+    first, second : Plan
+        The plans of the tasks: least squares with any steps, or Poisson regression with plain steps.
+    dtype : {"float64", "float32"}
+        The arithmetic of the program.
+
+    Returns
+    -------
+    program : Program
+        Its inputs are the first weights and the prompts, one below the other. Its output is the last weights.
+    bound : Bound
+        A bound of the distance to exact descent on both tasks, one after the other.
+
+    Raises
+    ------
+    InputError
+        If the second task is planned for a smaller start than the first may return.
+
+    Examples
+    --------
+    >>> from attnc.incontext import Norms, Prompt, compose, plan_least_squares
+    >>> norms = Norms(x=1.0, y=2.0, L=1.0, mu=0.5)
+    >>> first = plan_least_squares(Prompt(4, 2), norms, (0.0, 0.0), accuracy=1e-3)
+    >>> second = plan_least_squares(Prompt(4, 2), norms, (0.0, 0.0), accuracy=1e-3, start=first.reached)
+    >>> program, bound = compose(first, second)
+    >>> program.input_shapes[1], bound.value < 1e-3
+    ((8, 4), True)
     """
     if second.start < first.reached:
         raise InputError(

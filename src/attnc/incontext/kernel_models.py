@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
@@ -16,16 +17,18 @@ from attnc.incontext.acceleration import Schedule
 from attnc.incontext.domain import Domain
 from attnc.incontext.estimators import (
     POSITIVE_ALPHA,
+    RULES,
     FitError,
     InContextEstimator,
     Rule,
     SteppingEstimator,
     method_rule,
 )
-from attnc.incontext.kernels import Kernel, kernel_ridge, nadaraya_watson, nearest
+from attnc.incontext.kernels import Kernel, kernel_ridge, nadaraya_watson, nearest, universal_bound
 from attnc.incontext.programs import InContextProgram
 from attnc.ir.program import Program
 from attnc.numerics.arrays import Float
+from attnc.numerics.bound import Bound
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 
 QUERIES = 64
@@ -36,6 +39,10 @@ ROWS_AT_ONCE = 512
 QUERY_REACH = 2.0
 """Programs are built for norms up to this multiple of the largest norm of an example. Queries beyond it get their own
 program."""
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= 0)
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -100,6 +107,9 @@ class NadarayaWatson(QueriedRegressor):
     ----------
     gamma : float or None
         The inverse width of the kernel, above 0; None takes Scott's bandwidth.
+    corrections : int
+        Number of times that the targets are corrected by their residuals, at least 0. Each is one more attention layer.
+        The error for smooth functions is then smaller at the same width.
     max_rows : int or None
         Maximum number of rows in the prompt; None takes the rows of X.
 
@@ -123,6 +133,41 @@ class NadarayaWatson(QueriedRegressor):
     """
 
     gamma: float | None = None
+    _: KW_ONLY
+    corrections: int = 0
+
+    rules: ClassVar[dict[str, Rule]] = RULES | {
+        "corrections": (_is_whole, "corrections is a whole number ≥ 0"),
+    }
+
+    def error_bound(self, modulus: Callable[[float], float], fill: float, oscillation: float) -> Bound:
+        """Return a proven bound of |prediction − f|, if the targets of the fit are f at the examples.
+
+        Parameters
+        ----------
+        modulus : callable
+            A concave modulus of continuity of f that never falls: t ↦ Λt if f is Λ-Lipschitz in the 2-norm.
+        fill : float
+            The fill distance: no point of the domain is farther than this from an example.
+        oscillation : float
+            A bound of |f|, and of the difference of any two of its values.
+
+        Returns
+        -------
+        Bound
+            The bound for every point of the domain, if its norm less `mean_` is at most `size_`.
+
+        Raises
+        ------
+        InputError
+            If there are corrections, for which nothing is proved, or a number is out of range.
+        """
+        check_is_fitted(self)
+        if self.corrections:
+            raise FitError("the bound is for corrections=0: nothing is proved about corrected targets")
+        if not (0 <= fill < np.inf and 0 <= oscillation < np.inf):
+            raise FitError(f"fill and oscillation are finite and ≥ 0, found {fill!r} and {oscillation!r}")
+        return universal_bound(Kernel(self._prompt, self.gamma_, self.size_, QUERIES), modulus, fill, oscillation)
 
     def _fit(self, X: np.ndarray, y: np.ndarray) -> None:
         default = _scott(self._prepare(X, y))
@@ -130,7 +175,7 @@ class NadarayaWatson(QueriedRegressor):
         self._build()
 
     def _program(self, size: float) -> Program:
-        return nadaraya_watson(Kernel(self._prompt, self.gamma_, size, QUERIES))
+        return nadaraya_watson(Kernel(self._prompt, self.gamma_, size, QUERIES), int(self.corrections))
 
 
 @dataclass(eq=False, repr=False)

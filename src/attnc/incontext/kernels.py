@@ -7,6 +7,8 @@ and a sink.
     nadaraya_watson    softmax over −β|x − x_i|², values y_i: one head; |x|² is the same for all keys and drops out
     kernel_ridge       a ← a − η(Ka + λa − y), K_ij = e^{−β|x_i−x_j|²}: a head beside a sink sums K_ij·a_j, where
                        without one it would average; T steps in the memory, then one head for the queries
+    with corrections   v ← v + (y − Av), T times in the memory, before that head reads v: A is its own softmax over the
+                       examples, without a sink
     nearest            hard attention, in rounds: a query keeps the one-hot names of the examples that it has found,
                        and keys of those names lose. Squared distances that differ by less than `resolution` count as
                        equal, and the earlier example wins
@@ -19,6 +21,12 @@ Theorem.  With inverse temperature β over N examples it is within
 Proof.    With energies E_i = |x − x_i|² ± e the softmax is the Gibbs measure p of βE: Σ p_i E_i − H(p)/β ≤ min E. So
           Σ p_i |x − x_i|² ≤ fill² + (log N)/β + 2e, as H ≤ log N. Then |Σ p_i f(x_i) − f(x)| ≤ Σ p_i ω̂(|x − x_i|) ≤
           ω̂(√(Σ p_i |x − x_i|²)), twice by Jensen.
+
+Corrections solve for values: the head then returns f at the examples, and not an average of f about them.
+Theorem.  After T corrections the residuals are y − Av = (I − A)^{T+1} y, and A has its eigenvalues in (0, 1] if no two
+          examples are equal. So they fall along every eigenvector of A, by the factor 1 − λ each time.
+Proof.    v₀ = y, and y − Av_{t+1} = (I − A)(y − Av_t). A = D⁻¹K is similar to D^{−½}KD^{−½}, where K is the Gaussian
+          kernel matrix, which is positive definite, and the rows of A sum to 1. ∎
 """
 
 from __future__ import annotations
@@ -96,17 +104,29 @@ class Kernel:
         return sink_score(self.prompt.rows + 1, 4 * self.beta * self.size**2, self.dtype)
 
 
-def nadaraya_watson(kernel: Kernel) -> Program:
-    """Return the program: queries (queries, features) and a prompt (rows, features + 2) → outputs (queries,)."""
-    channels = kernel.memory
+def nadaraya_watson(kernel: Kernel, corrections: int = 0) -> Program:
+    """Return the program: queries (queries, features) and a prompt (rows, features + 2) → outputs (queries,).
+
+    Every correction is one more attention layer in the memory.
+    """
+    channels = (*kernel.memory, *(("v", "p", "product") if corrections else ()))
     main = (*kernel.points, ONE, "out")
+    memory = _memory(kernel, channels, "v" if corrections else None)
+    if corrections:
+        average = Attention("average", (_average_head(kernel, channels, channels, "v", "product"),), channels, True)
+        update = _dual_update(kernel, channels, 0.0, Schedule("plain", corrections, 1.0, 0.0, 1.0))
+        for t in range(1, corrections + 1):
+            memory = (*memory, replace(average, name=f"average{t}"), replace(update, name=f"update{t}"))
+    head = _average_head(kernel, main, channels, "v" if corrections else TARGET, "out")
+    return _program(kernel, main, (Attention("average", (head,), main, residual=True, cross=True),), memory)
+
+
+def _average_head(kernel: Kernel, main: tuple[str, ...], channels: tuple[str, ...], value: str, out: str) -> Head:
+    """Return a head with score 2βx·x_j − β|x_j|² on the examples that are present."""
     queries = {(c, c): 1.0 for c in kernel.points} | {(ONE, SQUARE): 1.0, (ONE, ABSENT): 1.0}
     keys = {(c, c): 2 * kernel.beta for c in kernel.points}
     keys |= {(SQUARE, SQUARE): -kernel.beta, (ABSENT, ABSENT): -kernel.outside}
-    values, outputs = {(TARGET, TARGET): 1.0}, {(TARGET, "out"): 1.0}
-    head = Attending(main, channels, kernel.dtype).head(queries, keys, values, outputs)
-    average = Attention("average", (head,), main, residual=True, cross=True)
-    return _program(kernel, main, (average,), _memory(kernel, channels))
+    return Attending(main, channels, kernel.dtype).head(queries, keys, {(value, value): 1.0}, {(value, out): 1.0})
 
 
 def average_error(kernel: Kernel, spread: float) -> float:
@@ -212,8 +232,11 @@ def nearest(kernel: Kernel, neighbours: int, resolution: float) -> Program:
     return _program(kernel, main, rounds, _memory(kernel, channels))
 
 
-def _memory(kernel: Kernel, channels: tuple[str, ...]) -> tuple[Layer, ...]:
-    """Return the layers of the memory: one places the examples, marked if absent, and the sink; one squares them."""
+def _memory(kernel: Kernel, channels: tuple[str, ...], copied: str | None = None) -> tuple[Layer, ...]:
+    """Return the layers of the memory: one places the examples, marked if absent, and the sink; one squares them.
+
+    The channel `copied` starts as a copy of the targets.
+    """
     prompt = kernel.prompt
     rows = np.arange(prompt.rows)
     place = AffineBuilder(prompt.rows, prompt.inputs, prompt.rows + 1, channels)
@@ -222,6 +245,8 @@ def _memory(kernel: Kernel, channels: tuple[str, ...]) -> tuple[Layer, ...]:
     place.set(np.arange(prompt.rows + 1), ABSENT, 1.0)
     place.set(rows, ONE, 1.0)
     place.set(prompt.rows, SINK, 1.0)
+    if copied is not None:
+        place.link(rows, copied, rows, TARGET)
     if "rank" in channels:
         place.set(rows, "rank", rows.astype(float))
         for i in rows:

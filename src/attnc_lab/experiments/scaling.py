@@ -1,12 +1,15 @@
-"""Experiment 8: long sequences; and many dimensions, by a grid and by a composition."""
+"""Experiment 8: long sequences; many dimensions, by a grid and by a composition; and families of large expressions."""
 
 from __future__ import annotations
+
+import math
+from typing import NamedTuple
 
 import numpy as np
 
 import attnc
 from attnc_lab import drawing
-from attnc_lab.experiment import About, Cell, Constant, Row, Span, Status, Table, Verdict, Verdicts, sweep
+from attnc_lab.experiment import About, Cell, Constant, Row, Span, Status, Table, Verdict, Verdicts, listed, sweep
 from attnc_lab.experiments.rate_in_p import END, HARD, inputs_at, target_of
 from attnc_lab.measuring import errors_at, sizes_of, unproved
 
@@ -17,17 +20,31 @@ EPS, SIDE = 0.1, 2.0
 """The requested accuracy of both, on [−2, 2]^D."""
 LIMITS = {"quick": 50_000, "full": 1_500_000}
 """Maximum number of anchors of a grid that is built. The size of larger grids is predicted."""
+FAMILY_SIZES = {12: 2, 40: 8, 80: 16, 120: 24, 400: 60, 1000: 100}
+"""About the number of operations of an expression of a family → its number of variables, on [−1, 1]."""
+DEEPEST = 80
+"""The largest number of operations of a composition: an expression is nested at most 100 levels deep."""
+FAMILY_EPS, STRIP = 1e-4, 0.5
+"""The requested accuracy of families, and the a of the theorem on polynomial size: sin and tanh are analytic, and at
+most tan(1) < 2 in size, within 2a of the real axis."""
 
 
 def cells(profile: str) -> list[Cell]:
     lengths = sweep(kind="length", n=LENGTHS, H=HEADS)
+    families = [
+        cell
+        for cell in sweep(kind="family", family=tuple(FAMILIES), N=FAMILY_SIZES)
+        if cell["family"] != "compositions" or cell["N"] <= DEEPEST
+    ]
     grids = sweep(kind="grid", D=DIMENSIONS, limit=LIMITS[profile])
-    return [*reversed(lengths), *grids, *sweep(kind="compose", D=DIMENSIONS)]
+    return [*reversed(lengths), *grids, *sweep(kind="compose", D=DIMENSIONS), *families]
 
 
 def measure(cell: Cell, seed: int) -> list[Row]:
     if cell["kind"] == "length":
         return [_length(cell["n"], cell["H"], seed)]
+    if cell["kind"] == "family":
+        return [_family(cell["family"], cell["N"], seed)]
     D = cell["D"]
     target = attnc.as_target(chain(D), {f"x{i}": (-SIDE, SIDE) for i in range(D)})
     if cell["kind"] == "compose":
@@ -48,8 +65,79 @@ def chain(D: int) -> str:
     return "(" + "+".join(f"sin(x{i})*cos(x{i + 1})" for i in range(D - 1)) + f")/{D - 1}"
 
 
+class Member(NamedTuple):
+    """An expression of a family, with the numbers of the theorem on polynomial size.
+
+    It has `heads` operations that are not affine, chains of at most `depth` operations, operands of at most `reach` in
+    size, and `affine` bounds Σ|c| of its sums.
+    """
+
+    text: str
+    operations: int
+    heads: int
+    depth: int
+    reach: float
+    affine: float
+
+
+def sums(N: int, d: int) -> Member:
+    """Return the mean of N/3 terms g(x_i)·x_j."""
+    m = max(2, N // 3)
+    terms = [f"{('sin', 'tanh')[k // d % 2]}({1 + k // d}*x{k % d})*x{(7 * k + 1 + k // d) % d}" for k in range(m)]
+    return Member(f"({'+'.join(terms)})/{m}", 3 * m, 2 * m, 4, 1 + m // d, 1 + m // d)
+
+
+def products(N: int, d: int) -> Member:
+    """Return the product of N/3 factors 1 + g(x_i)/m, which is at most e."""
+    m = max(2, N // 3)
+    factors = [f"(1+{('sin', 'tanh')[k // d % 2]}({1 + k // d}*x{k % d})/{m})" for k in range(m)]
+    return Member(
+        "*".join(factors), 4 * m - 1, 2 * m - 1, 3 + math.ceil(math.log2(m)), max(math.e, 1 + m // d), 2 + m // d
+    )
+
+
+def trees(N: int, d: int) -> Member:
+    """Return a balanced tree of g(left + right/2) with N/2 leaves."""
+    level, height = [f"x{k % d}" for k in range(max(2, N // 2))], 0
+    leaves = len(level)
+    while len(level) > 1:
+        pairs = zip(level[::2], level[1::2], strict=False)
+        odd = level[-1:] if len(level) % 2 else []
+        level = [f"{('sin', 'tanh')[height % 2]}({left}+{right}/2)" for left, right in pairs] + odd
+        height += 1
+    return Member(level[0], 2 * (leaves - 1), leaves - 1, 2 * height, 1.5, 1.5)
+
+
+def compositions(N: int, d: int) -> Member:
+    """Return N/2 levels of sin(inner + x_i/4)."""
+    text = "x0"
+    for k in range(N // 2):
+        text = f"sin({text}+x{(k + 1) % d}/4)"
+    return Member(text, N, N // 2, N, 1.25, 1.25)
+
+
+FAMILIES = {"sums": sums, "products": products, "trees": trees, "compositions": compositions}
+
+
+def keys_of_theorem(member: Member) -> float:
+    """Return the number of keys that the theorem on polynomial size states (docs/compose.md)."""
+    a, B = STRIP, member.reach
+    M = max(2.0, B + 2 * a)
+    R, K = (B + a) / a, max(1.0, M / a, member.affine, 2 * B + a)
+    log = math.log(3.53 * R * M * (B + a) * member.depth / FAMILY_EPS) + (member.depth - 1) * math.log(K)
+    return member.heads * (2 + 1.79 * R * log)
+
+
+def _family(name: str, N: int, seed: int) -> Row:
+    d = FAMILY_SIZES[N]
+    member = FAMILIES[name](N, d)
+    target = attnc.as_target(member.text, {f"x{i}": (-1, 1) for i in range(d)})
+    row = _sizes(attnc.constructions.compose(target, eps=FAMILY_EPS), target, seed)
+    return {"variables": d, "operations": member.operations, "theorem": keys_of_theorem(member), **row}
+
+
 def _sizes(built: attnc.constructions.Built, target: attnc.Target, seed: int) -> Row:
-    points = np.random.default_rng(seed).uniform(-SIDE, SIDE, (1000, target.box.d))
+    points = np.random.default_rng(seed).uniform(target.box.lo, target.box.hi, (1000, target.box.d))
     errors = errors_at(points, unproved(target, built), target)
     return {**sizes_of(built), "layers": built.program.num_attention_layers, "max_error": errors.max()}
 
@@ -116,10 +204,33 @@ def judge(table: Table) -> Verdicts:
         f"{largest:.2g} at most.",
         {"exponent": growth.exponent, "last": anchors[-1]},
     )
+    families = table.where(kind="family")
+    laws_of = {name: families.where(family=name).power("operations", "anchors") for name in FAMILIES}
+    slack = Span.of(families.ratio("theorem", "anchors"))
+    worst = families.column("max_error").max()
+    yield Verdict(
+        "Polynomial size for a class of functions (an open question of the paper): sums, products, trees and "
+        "compositions of analytic functions, in 2 to 100 variables.",
+        Status.HOLDS.when(
+            families.is_within("anchors", "theorem")
+            and max(law.exponent for law in laws_of.values()) < 1.2
+            and worst <= FAMILY_EPS
+        ),
+        f"up to {families.column('operations').max():,.0f} operations to ε = {FAMILY_EPS:g} by deep programs. The "
+        f"exponents of the number of keys in the number of operations are {listed('{1} ({0})', laws_of)}. The "
+        f"theorem's count is {slack:.0f} times the keys of compose, which are fitted. Observed error ≤ {worst:.2g}.",
+        {f"exponent_{name}": law.exponent for name, law in laws_of.items()} | slack.numbers("slack"),
+    )
 
 
 def draw(table: Table, picture: drawing.Figure) -> None:
-    left, right = drawing.panels(picture, 2, width=5.4, height=4.1)
+    left, right, third = drawing.panels(picture, 3, width=4.9, height=4.2)
+    third.label(f"families of expressions, ε = {FAMILY_EPS:g}", "operations", "keys in all", log="xy")
+    colours = (drawing.BLUE, drawing.GREEN, drawing.ORANGE, drawing.PURPLE)
+    for name, colour, marker in zip(FAMILIES, colours, "os^D", strict=True):
+        rows = table.where(kind="family", family=name)
+        third.law(rows, "operations", "theorem", f"theorem, {name}", colour)
+        third.points(rows, "operations", "anchors", f"compose, {name}", colour, marker)
     left.label("error against sequence length, width 10", "tokens n", "largest error", log="xy")
     n = np.array(LENGTHS, float)
     for H, colour, marker in ((1, drawing.BLUE, "o"), (4, drawing.GREEN, "D")):
