@@ -27,13 +27,14 @@ from attnc.constructions.fitting.axis import (
 )
 from attnc.constructions.fitting.search import fewest, thinned
 from attnc.constructions.fitting.stored_head import StoredHead, stored
-from attnc.constructions.fitting.table_fit import TABLE_SHARE, TableFit, TableSearch, table_construction
+from attnc.constructions.fitting.table_fit import NO_ROWS, TABLE_SHARE, TableFit, TableSearch, table_construction
 from attnc.ir.soft_head import SoftHead
 from attnc.numerics.arrays import Float, Int
+from attnc.numerics.contraction import contracted
 from attnc.numerics.quiet import quiet
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.numerics.threads import one_thread
-from attnc.targets.table import TableTarget
+from attnc.targets.table import BLOCK_ROWS, TableTarget
 from attnc.targets.target import Target
 
 NAME = "table_scattered"
@@ -54,8 +55,16 @@ faster but square the condition number."""
 MAX_SMOOTH_ANCHORS, MAX_FINE_ANCHORS = 2000, 600
 """Largest numbers of anchors of a smooth fit by normal equations and by singular values. They bound the time of one fit
 to seconds."""
-MAX_POINT_WEIGHTS = 4 * 10**7
-"""Largest number of weights (points × anchors) of a smooth fit: 320 MB in float64."""
+SAMPLED = 2**17
+"""Number of points at which a search measures errors. All points are checked afterwards."""
+MAX_CHECKS = 8
+"""Largest number of checks of all points. After each that fails, the worst points join the sample and all fits.
+Measured with seven smooth tables of 10^4 to 10^6 rows: the first or the second check passes."""
+WORST = 128
+"""Number of points that join the sample after a check. A check ends once it has found as many above the goal in a
+block."""
+NEIGHBOURS_OF = 2 * 10**5
+"""Number of points among which neighbours are looked for, to estimate steepness and noise: 1 s of a k-d tree."""
 STEEPEST_COUNTS = (*range(1, 11), 12, 14, 16, 19, 22, 26, 30, 36, 43, 51, 61, 73, 88, 105, 126, 151, 181, 217, 260)
 """Numbers of anchors on the steepest axis that are tried in turn. From ten on, each is 1.2 times the one before."""
 
@@ -137,20 +146,57 @@ class ScatteredSearch(TableSearch):
 
     def __init__(self, table: TableTarget, request: Request, max_value: float) -> None:
         super().__init__(NAME, table, request, max_value)
-        self.x = stored(table.points, self.dtype)  # as the network receives them
+        points = table.points
+        self.x = points if self.dtype == "float64" else stored(points, self.dtype)  # as the network receives them
+        self.f = table.values - self.middle
         self.largest = max_value * self.sizes
-        self.is_fine = self.eps < FINE_SHARE * float(np.abs(self.f).max())
+        self.is_fine = self.eps < FINE_SHARE * float(max(self.f.max(), -self.f.min()))
         largest = MAX_FINE_ANCHORS if self.is_fine else MAX_SMOOTH_ANCHORS
-        self.most = min(self.limit, int(0.6 * table.num_points), largest, MAX_POINT_WEIGHTS // table.num_points)
+        self.most = min(self.limit, int(0.6 * table.num_points), largest)
         self.ridges = [0] * len(SHAPES)  # for each shape, the index in RIDGES that its last fit used
-        self.order = np.random.default_rng(0).permutation(table.num_points)
-        self.near = Neighbours.of(self.x / table.box.widths, self.f, self.eps)
+        self.order = np.random.default_rng(0).permutation(table.num_points)[:SAMPLED]
+        self.hard = NO_ROWS  # the worst points of earlier checks
+        self.smoothest: _GridFit | None = None  # the grid with the least error so far
+        some = np.sort(self.order[:NEIGHBOURS_OF])
+        self.near = Neighbours.of(self.x[some] / table.box.widths, self.f[some], self.eps)
 
     def smooth(self) -> Iterator[TableFit]:
-        """Yield the smallest grid with an error ≤ TABLE_SHARE·eps before rounding, if the limit allows one."""
+        """Yield the smallest grid with an error ≤ TABLE_SHARE·eps before rounding, if the limit allows one.
+
+        The search measures errors at a sample. Then all points are checked. If that fails, the search goes on with the
+        worst points in the sample.
+        """
         if self.near.is_rough:
             return
-        goal, shapes = TABLE_SHARE * self.eps, list(range(len(SHAPES)))
+        goal, least = TABLE_SHARE * self.eps, 1
+        for _ in range(MAX_CHECKS):
+            found = self._search(goal, least)
+            if found is None:
+                return
+            least = max(found.counts)
+            fit = self._thinned(found, goal)
+            error, worst = self._check(fit, goal)
+            if error > goal and fit is not found:  # perhaps an axis was shortened too much
+                self.hard = np.union1d(self.hard, worst)
+                fit = found
+                error, worst = self._check(fit, goal)
+            if error > goal:
+                self.hard = np.union1d(self.hard, worst)
+                continue
+            assert fit.values is not None  # its error is finite
+            keys, values = fit.keys, fit.values
+            yield self.fit(
+                grid_head(keys, values, self.dtype),
+                error,
+                lambda rows, keys=keys, values=values: _outputs(keys, values, self.x[rows]),
+                *((f"anchors_{name}", p) for name, p in zip(self.table.box.names, fit.counts, strict=True)),
+                ("c", SHAPES[fit.shape][1]),
+            )
+            return
+
+    def _search(self, goal: float, least: int) -> _GridFit | None:
+        """Return the smallest grid within the goal at the sample, with `least` anchors on the steepest axis or more."""
+        shapes = list(range(len(SHAPES)))
 
         def attempt(p: int, before: Sequence[_GridFit]) -> _GridFit:
             nonlocal shapes
@@ -159,20 +205,38 @@ class ScatteredSearch(TableSearch):
             fits = sorted((self._fit(counts, shape) for shape in shapes), key=lambda fit: fit.error)
             if math.prod(counts) > 600:  # from here on fits take long, and the best shapes change little
                 shapes = [fit.shape for fit in fits[:2]]
+            if self.smoothest is None or fits[0].error < self.smoothest.error:
+                self.smoothest = fits[0]
             return fits[0]
 
-        sizes = itertools.takewhile(lambda p: math.prod(self._counts(p)) <= self.most, STEEPEST_COUNTS)
-        found = fewest(sizes, attempt, goal, resolution=1).met
-        if found is None:
-            return
-        fit = self._thinned(found, goal)
-        assert fit.values is not None  # its error is finite
-        yield self.fit(
-            grid_head(fit.keys, fit.values, self.dtype),
-            self._outputs(fit.keys, fit.values),
-            *((f"anchors_{name}", p) for name, p in zip(self.table.box.names, fit.counts, strict=True)),
-            ("c", SHAPES[fit.shape][1]),
-        )
+        is_few = lambda p: math.prod(self._counts(p)) <= self.most  # noqa: E731
+        sizes = itertools.takewhile(is_few, (p for p in STEEPEST_COUNTS if max(self._counts(p)) >= least))
+        return fewest(sizes, attempt, goal, resolution=1).met
+
+    def alternative(self) -> tuple[tuple[str, float | int | str], ...]:
+        """Return the error of the best smooth head at all points, and its anchors."""
+        best = self.smoothest
+        if best is None:  # the table is noise: one grid of moderate size tells how smooth it is
+            few = [p for p in STEEPEST_COUNTS if math.prod(self._counts(p)) <= min(self.most, 300)]
+            best = self._fit(self._counts(few[-1]), 1) if few else None
+        if best is None or best.values is None:
+            return ()
+        return ("smooth_error", self._check(best, math.inf)[0]), ("smooth_anchors", math.prod(best.counts))
+
+    def _check(self, fit: _GridFit, goal: float) -> tuple[float, np.ndarray]:
+        """Return the largest error at all points, and the worst points. Stop after a block with many above the goal."""
+        assert fit.values is not None
+        largest, errors, rows = 0.0, np.zeros(0), NO_ROWS
+        for start in range(0, len(self.x), BLOCK_ROWS):
+            block = slice(start, start + BLOCK_ROWS)
+            off = np.abs(_outputs(fit.keys, fit.values, self.x[block]) - self.f[block]).max(axis=1)
+            largest = max(largest, float(off.max()))
+            above = np.flatnonzero(off > goal)
+            above = above[np.argsort(off[above])[-WORST:]]
+            errors, rows = np.append(errors, off[above]), np.append(rows, above + start)
+            if len(above) >= WORST:
+                break
+        return largest, rows[np.argsort(errors)[-WORST:]]
 
     def _counts(self, p: int) -> tuple[int, ...]:
         """Return p anchors for the steepest axis, and fewer for the others, down to a few for a flat axis."""
@@ -201,7 +265,7 @@ class ScatteredSearch(TableSearch):
             Lattice(p, pad, c).keys(float(lo), float(hi), self.dtype)
             for p, pad, lo, hi in zip(counts, pads, box.lo, box.hi, strict=True)
         ]
-        rows = self.order[: 8 * math.prod(counts) + 600]
+        rows = np.concatenate([self.order[: 8 * math.prod(counts) + 600], self.hard])
         W, f = _grid_weights(keys, self.x[rows]), self.f[rows]
         start = max(0, self.ridges[shape] - 1)  # from the ridge before the last one of this shape on
         fit = Decomposition(W, SCATTERED_CUTS) if self.is_fine else Ridged(W, RIDGES[start:])
@@ -212,15 +276,10 @@ class ScatteredSearch(TableSearch):
         if not self.is_fine:
             self.ridges[shape] = RIDGES.index(found.cut)
         error = float(np.abs(W @ found.values - f).max())
-        if error <= TABLE_SHARE * self.eps and len(rows) < len(self.x):
-            error = float(np.abs(self._outputs(keys, found.values) - self.f).max())
+        if error <= TABLE_SHARE * self.eps:
+            outputs = _outputs(keys, found.values, self.x[self.order])
+            error = max(error, float(np.abs(outputs - self.f[self.order]).max()))
         return _GridFit(counts, shape, keys, error, found.values)
-
-    def _outputs(self, keys: Sequence[KeysOnAxis], values: np.ndarray) -> Float[np.ndarray, "points outputs"]:
-        """Return the outputs at all points, computed block by block."""
-        step = max(1, 2**21 // len(values))
-        blocks = [_grid_weights(keys, self.x[i : i + step]) @ values for i in range(0, len(self.x), step)]
-        return np.concatenate(blocks)
 
     def at_points(self) -> Iterator[TableFit]:
         """Yield heads with a key at every point, from the softest that can be solved to one that selects the nearest.
@@ -248,6 +307,14 @@ def _grid_weights(axes: Sequence[KeysOnAxis], x: np.ndarray) -> Float[np.ndarray
     """Return the weights over a grid, which are the products of the weights of the axes."""
     weights = [axis.weights(x[:, i]) for i, axis in enumerate(axes)]
     return reduce(lambda W, w: (W[:, :, None] * w[:, None, :]).reshape(len(x), -1), weights)
+
+
+def _outputs(
+    keys: Sequence[KeysOnAxis], values: Float[np.ndarray, "keys outputs"], x: Float[np.ndarray, "points d"]
+) -> Float[np.ndarray, "points outputs"]:
+    """Return the outputs at points, axis by axis."""
+    counts = [len(axis.anchors) for axis in keys]
+    return contracted([axis.weights(x[:, i]) for i, axis in enumerate(keys)], values.reshape(*counts, -1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -329,7 +396,8 @@ class _Points:
         # β is a power of two: β·y is as exact as y
         keys = SoftHead(2 * (beta * self.y + anchors), bias - beta * (self.y**2).sum(axis=1), values)
         head = StoredHead(self.scale, self.offset, keys, self.dtype)
-        return self.search.fit(head, exact[self.which], ("beta", beta), *parameters)
+        fitted = float(np.abs(exact[self.which] - self.search.f).max())
+        return self.search.fit(head, fitted, lambda rows: exact[self.which[rows]], ("beta", beta), *parameters)
 
     def selecting(self) -> TableFit:
         """Return a head that selects the nearest point, with kinks between points that are too close for β alone."""
