@@ -110,10 +110,10 @@ def table_grid(
     if table.grid is None:
         raise InputError(f"{NAME}: the points of the {table.describe()} are not a tensor grid; use table_scattered")
     request = Request(eps, dtype, max_anchors=max_anchors, max_bytes=max_bytes, progress=progress)
-    return _GridTableSearch(table, table.grid, request, max_value).build()
+    return GridTableSearch(table, table.grid, request, max_value).build()
 
 
-class _GridTableSearch(TableSearch):
+class GridTableSearch(TableSearch):
     """Chooses keys for every axis from sections, fits the table, and adds sections where the fit is worst."""
 
     def __init__(self, table: TableTarget, grid: Sequence[np.ndarray], request: Request, max_value: float) -> None:
@@ -213,6 +213,7 @@ class _GridTableSearch(TableSearch):
             *((f"c_{name}", line.c) for name, line in named),
             *((f"keys_{name}", line.kind) for name, line in named),
             worst_rows=worst,
+            axes=[line.keys for line in lines],
         )
 
     def _worst(self, lines: Sequence[NodeKeys], values: np.ndarray) -> tuple[float, np.ndarray]:

@@ -6,7 +6,7 @@ A `TableSearch` tries heads with fewer keys than points first, and then heads wi
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from attnc.constructions.built import Built
 from attnc.constructions.construction import Construction, Request, finite_box, for_eps, made_for, of_kind
+from attnc.constructions.fitting.axis import KeysOnAxis
 from attnc.constructions.fitting.selection import allowed_anchors
 from attnc.constructions.fitting.stored_head import StoredHead, check_max_value
 from attnc.errors import BoundNotMet, InputError
@@ -47,6 +48,7 @@ class TableFit:
     """Its output at chosen rows without rounding."""
     parameters: tuple[tuple[str, float | int | str], ...]
     worst_rows: Int[np.ndarray, " rows"]  # some of those with the largest errors
+    axes: Sequence[KeysOnAxis] = ()  # if its keys are a grid, the keys of every axis
 
     @property
     def values(self) -> Float[np.ndarray, "keys outputs"]:
@@ -124,10 +126,13 @@ class TableSearch(ABC):
         exact_at: Callable[[np.ndarray], np.ndarray],
         *parameters: tuple[str, float | int | str],
         worst_rows: Int[np.ndarray, " rows"] = NO_ROWS,
+        axes: Sequence[KeysOnAxis] = (),
     ) -> TableFit:
         """Return a fit of the table, from a fit of its values minus their middle."""
         moved = replace(head, keys=replace(head.keys, values=head.keys.values + self.middle))
-        return TableFit(self.table, moved, fitted, lambda rows: exact_at(rows) + self.middle, parameters, worst_rows)
+        return TableFit(
+            self.table, moved, fitted, lambda rows: exact_at(rows) + self.middle, parameters, worst_rows, axes
+        )
 
     def build(self) -> Built:
         """Return the program of the first head within eps, or raise a refusal that carries the best one."""
