@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
 from attnc.errors import InputError
 from attnc.numerics.arrays import Float
 from attnc.numerics.intervals import Interval
+from attnc.opening import PathLike, open_regular
 from attnc.targets.box import Box
+from attnc.targets.csv_rows import read_columns
 from attnc.targets.target import Target, show_point
 
 if TYPE_CHECKING:
@@ -184,6 +186,229 @@ class TableTarget(Target):
         table._set_grid(tuple(axis + 0.0 for axis in axes), f, columns, output_shape)
         return table
 
+    @classmethod
+    def from_csv(
+        cls,
+        path: PathLike,
+        inputs: Sequence[str] | str,
+        outputs: Sequence[str] | str,
+        *,
+        decimal: str = ".",
+        skip_missing: bool = False,
+        duplicates: str = "error",
+        tolerance: float = 0.0,
+    ) -> TableTarget:
+        """Read a table from a CSV file of any length, block by block.
+
+        The first line names the columns. Cells are separated by commas, semicolons or tabs; the text is UTF-8. Blank
+        lines, comments that begin with #, other columns and a line of units below the header are left out.
+
+        Parameters
+        ----------
+        path : path
+            The file, which is no pipe.
+        inputs, outputs : sequence of str, or str
+            The names of the columns with the coordinates, and of those with the values.
+        decimal : str
+            The decimal mark, "." or ",".
+        skip_missing : bool
+            Leave out rows with a missing cell, such as one that is empty, NaN or NA.
+        duplicates, tolerance
+            As for the class.
+
+        Returns
+        -------
+        TableTarget
+            Its `remarks` tell what was left out or merged.
+
+        Raises
+        ------
+        InputError
+            If rows cannot be read. The message lists the first 20 of them.
+        FileError
+            If the file cannot be read, or changes meanwhile.
+
+        Examples
+        --------
+        >>> import attnc, pathlib, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = pathlib.Path(folder, "table.csv")
+        ...     _ = path.write_text("t,v\\n0,1\\n1,NaN\\n2,5\\n")
+        ...     table = attnc.TableTarget.from_csv(path, "t", "v", skip_missing=True)
+        >>> table.points.ravel().tolist(), table.remarks
+        ([0.0, 2.0], ('1 row with a missing cell was left out.',))
+        """
+        with open_regular(path) as file:
+            return cls.from_stream(
+                file,
+                str(path),
+                _listed(inputs),
+                _listed(outputs),
+                decimal=decimal,
+                skip_missing=skip_missing,
+                duplicates=duplicates,
+                tolerance=tolerance,
+            )
+
+    @classmethod
+    def from_stream(
+        cls,
+        file: BinaryIO,
+        name: str,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        *,
+        decimal: str = ".",
+        skip_missing: bool = False,
+        duplicates: str = "error",
+        tolerance: float = 0.0,
+    ) -> TableTarget:
+        """Read a table from a binary stream of CSV text, such as standard input.
+
+        Parameters
+        ----------
+        file : binary stream
+            The CSV text, as for `from_csv`.
+        name : str
+            The name of the file in messages.
+        inputs, outputs, decimal, skip_missing, duplicates, tolerance
+            As for `from_csv`.
+
+        Returns
+        -------
+        TableTarget
+
+        Examples
+        --------
+        >>> import attnc, io
+        >>> stream = io.BytesIO(b"t;v\\n0;1,5\\n2;5\\n")
+        >>> attnc.TableTarget.from_stream(stream, "stream", ["t"], ["v"], decimal=",").values.ravel().tolist()
+        [1.5, 5.0]
+        """
+        found = read_columns(file, name, (*inputs, *outputs), decimal=decimal, skip_missing=skip_missing)
+        return cls._from_columns(found.numbers, inputs, found.remarks, found.label, duplicates, tolerance)
+
+    @classmethod
+    def from_parquet(
+        cls,
+        path: PathLike,
+        inputs: Sequence[str] | str,
+        outputs: Sequence[str] | str,
+        *,
+        skip_missing: bool = False,
+        duplicates: str = "error",
+        tolerance: float = 0.0,
+    ) -> TableTarget:
+        """Read a table from a Parquet file, batch by batch. It needs pyarrow: `pip install attnc[tables]`.
+
+        Parameters
+        ----------
+        path : path
+            The file.
+        inputs, outputs : sequence of str, or str
+            The names of the columns with the coordinates, and of those with the values. All hold numbers.
+        skip_missing : bool
+            Leave out rows with a missing number or NaN.
+        duplicates, tolerance
+            As for the class.
+
+        Returns
+        -------
+        TableTarget
+
+        Raises
+        ------
+        InputError
+            If a column is missing or holds no numbers.
+        FileError
+            If the file cannot be read, or changes meanwhile.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> attnc.TableTarget.from_parquet("none.parquet", ["x"], ["z"])
+        Traceback (most recent call last):
+        ...
+        attnc.errors.FileError: 'none.parquet' is missing
+        """
+        from attnc.targets.array_files import parquet_columns
+
+        names = _listed(inputs)
+        numbers, remarks = parquet_columns(path, (*names, *_listed(outputs)), skip_missing=skip_missing)
+        return cls._from_columns(numbers, names, remarks, "row {}".format, duplicates, tolerance)
+
+    @classmethod
+    def from_zarr(
+        cls,
+        path: PathLike,
+        inputs: Sequence[str] | str,
+        outputs: Sequence[str] | str,
+        *,
+        skip_missing: bool = False,
+        duplicates: str = "error",
+        tolerance: float = 0.0,
+    ) -> TableTarget:
+        """Read a table from a Zarr folder, chunk by chunk. It needs zarr: `pip install attnc[tables]`.
+
+        The inputs are arrays of one dimension. An output with a dimension for each input is a table on their grid. One
+        of a single dimension, as long as the inputs, is a table of scattered points.
+
+        Parameters
+        ----------
+        path : path
+            The folder of the Zarr group, of format 2 or 3.
+        inputs, outputs : sequence of str, or str
+            The names of the arrays with the coordinates, in the order of the dimensions, and of those with the values.
+        skip_missing : bool
+            Leave out scattered rows with NaN. A grid has no rows to leave out.
+        duplicates, tolerance
+            As for the class, for scattered points.
+
+        Returns
+        -------
+        TableTarget
+
+        Raises
+        ------
+        InputError
+            If an array is missing, holds no numbers, or has another shape.
+        FileError
+            If the folder cannot be read.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> attnc.TableTarget.from_zarr("none.zarr", ["x"], ["z"])
+        Traceback (most recent call last):
+        ...
+        attnc.errors.FileError: 'none.zarr' is no folder of Zarr arrays
+        """
+        from attnc.targets.array_files import zarr_table
+
+        names = _listed(inputs)
+        nodes, values, remarks = zarr_table(path, names, _listed(outputs), skip_missing=skip_missing)
+        if nodes is not None:
+            return cls.from_grid(nodes, values, names)
+        return cls._from_columns(values, names, remarks, "row {}".format, duplicates, tolerance)
+
+    @classmethod
+    def _from_columns(
+        cls,
+        numbers: np.ndarray,
+        inputs: Sequence[str],
+        remarks: tuple[str, ...],
+        label: Callable[[int], str],
+        duplicates: str,
+        tolerance: float,
+    ) -> TableTarget:
+        """Make a table of rows that have the inputs first, and then the outputs. One output is one number."""
+        split = len(inputs)
+        f = numbers[:, split] if numbers.shape[1] == split + 1 else numbers[:, split:]
+        x = numbers[:, :split]
+        table = cls(x, f, inputs, label=label, duplicates=duplicates, tolerance=tolerance)
+        table.remarks = (*remarks, *table.remarks)
+        return table
+
     def _set_grid(
         self, nodes: tuple[np.ndarray, ...], f: np.ndarray, names: tuple[str, ...], output_shape: tuple[int, ...]
     ) -> None:
@@ -279,6 +504,10 @@ def _numbers(what: str, given: Any) -> np.ndarray:
         wanted = "(N,) or (N, d)" if what == "points" else "(N,) or (N, k)"
         raise InputError(f"the {what} of a table have shape {wanted}; found {array.shape}")
     return array.astype(np.float64)
+
+
+def _listed(names: Sequence[str] | str) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names)
 
 
 def _columns(names: Sequence[str] | None, d: int) -> tuple[str, ...]:

@@ -94,6 +94,8 @@ END_WEIGHT = 1e-3
 """Added to 1 − y², so that the weight of a point at an end is finite."""
 POLYNOMIAL_ROWS = 2**13
 """Number of points at which all terms of a polynomial are computed at once: 100 MB for 1500 terms."""
+LEAST_HELD_OUT = 200
+"""Least number of points that no fit used, for an estimate of the error between the points."""
 NODES_PER_DEGREE = 2
 """Number of nodes per degree of the polynomial of the grid on which keys are chosen. A polynomial of degree n between
 2n equally spaced points exceeds its values there by a few per cent. The points of the table are checked in any case."""
@@ -249,7 +251,18 @@ class ScatteredSearch(TableSearch):
                     best = fit, error
             if after >= FURTHER_TRIALS:
                 break
-        return None if best is None else self._shortened(*best, goal)
+        if best is None:
+            return None
+        fit, error = self._shortened(*best, goal)
+        return replace(fit, parameters=(*fit.parameters, *self._held_out(fit))), error
+
+    def _held_out(self, fit: _GridFit) -> tuple[tuple[str, float | int | str], ...]:
+        """Return the largest error at the points of the sample that no fit used, as an estimate between the points."""
+        used = np.concatenate([self.order[self.spread[: 8 * math.prod(fit.counts) + 600]], self.hard])
+        rest = np.setdiff1d(self.order, used)
+        if len(rest) < LEAST_HELD_OUT or fit.values is None:
+            return ()
+        return ("holdout_error", self._error_at(rest, fit.keys, fit.values)), ("holdout_points", len(rest))
 
     def _shortened(self, grid: _GridFit, error: float, goal: float) -> tuple[_GridFit, float]:
         """Remove anchors from the axes, the longest first, while a lattice of one anchor less is within the goal."""
