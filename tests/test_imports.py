@@ -20,7 +20,7 @@ PACKAGE = SRC / "attnc"
 
 LEVELS = (
     {"errors"},
-    {"numerics"},
+    {"numerics", "opening"},
     {"functions"},
     {"ir"},
     {"targets"},

@@ -54,7 +54,7 @@ def unproved(
     method: str = "estimate",
 ) -> Certificate:
     """Return a certificate that nothing was proved about, with the bound of a theorem if there is one."""
-    points = target.check_points()
+    count = target.num_check_points
     return Certificate(
         bound,
         observed=None,
@@ -62,9 +62,9 @@ def unproved(
         assumptions=(*target.assumptions, engine_assumption(dtype), *([] if bound is None else [TRUSTED])),
         dtype=dtype,
         norm=norm,
-        method=method if points is None else f"check at the table's {len(points):,} points",
+        method=method if count is None else f"check at the table's {count:,} points",
         truncation=truncation,
-        evidence=None if points is None else Points(len(points)),
+        evidence=None if count is None else Points(count),
     )
 
 

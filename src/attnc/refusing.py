@@ -6,8 +6,6 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
-
 from attnc.constructions.built import ROUNDING_SHARE, Built, more_time, round_above
 from attnc.constructions.construction import Request
 from attnc.constructions.fitting.grid_partition import constant_norm
@@ -142,8 +140,7 @@ def _with_known(refusal: BoundNotMet, target: Target, request: Request) -> Bound
     A large network is not built for this; its eps is then only expected to be met. For a table, a network has at most
     one key per point.
     """
-    points = target.check_points()
-    most = request.max_anchors if points is None else min(request.max_anchors, len(points))
+    most = min(request.max_anchors, target.num_check_points or request.max_anchors)
     is_large = most > MAX_TRIED_ANCHORS and not refusal.is_built
     network = None if is_large else refusal.network
     claim = None if network is None else network.certificate
@@ -199,9 +196,7 @@ def _search(
 
 def _largest_value(target: Target, p: float) -> float:
     """Return the error in L_p of a network that computes 0, if |f| is largest at sampled points or those of a table."""
-    points = target.check_points()  # a table has values at its points only
-    points = sample_points(target.box.core(1.0), VALUE_SAMPLES) if points is None else points
-    return float(np.abs(target(points)).max()) * constant_norm(target.box, p)
+    return target.largest_value(sample_points(target.box.core(1.0), VALUE_SAMPLES)) * constant_norm(target.box, p)
 
 
 def _reached(refusal: AttncError, largest: float) -> tuple[Network | None, float | None]:

@@ -24,7 +24,8 @@ from typing import Any
 
 from attnc.errors import FileError, positive_number, whole_number
 from attnc.exports.directory import CERTIFICATE, MAX_CERTIFICATES, WEIGHTS, folder_named, require_folder
-from attnc.exports.safe_files import CONFIG, open_regular, sha256_of, write_file_whole
+from attnc.exports.safe_files import CONFIG, sha256_of, write_file_whole
+from attnc.opening import open_regular
 
 MAX_HASHED_BYTES = 2**28
 """The largest file of a network that is hashed. The checker reads none that is larger."""

@@ -136,8 +136,9 @@ def _tell_one(verdict: Verdict) -> None:
         print(f"{found}{arithmetic}: {verdict.reason}", file=sys.stderr)
 
 
-def _progress(_: Proof, jobs: Sequence[Job], found: Mapping[Job, float]) -> None:
-    print(f"\r{len(found):,} of {len(jobs):,} leaves", end="", file=sys.stderr, flush=True)
+def _progress(proof: Proof, jobs: Sequence[Job], found: Mapping[Job, float]) -> None:
+    count = proof.num_leaves or len(jobs)
+    print(f"\r{len(found) * count // max(1, len(jobs)):,} of {count:,} leaves", end="", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

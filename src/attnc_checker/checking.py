@@ -207,7 +207,7 @@ def check(
                 stated = claim.gradient
                 verdict = replace(verdict, gradient_bound=stated.bound, excluded=stated.excluded)
             proof = proof_of(*stored)
-            verdict = replace(verdict, scope=proof.scope, leaves=len(proof.jobs))
+            verdict = replace(verdict, scope=proof.scope, leaves=proof.num_leaves or len(proof.jobs))
             found = _prove(proof, stored, processes or _cores(), progress, limit)
             verdict = replace(verdict, proved=True, reason="every leaf is re-proved", exit_code=0, reproved=found)
     except (BadFile, Refused) as error:

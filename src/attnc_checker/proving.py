@@ -197,6 +197,8 @@ class Proof:
     scope: str = "at every point of the box"
     at_once: int = AT_ONCE
     """The number of leaves per process."""
+    num_leaves: int | None = None
+    """The number of leaves, if a job proves several of them."""
 
     @property
     def jobs(self) -> list[Job]:

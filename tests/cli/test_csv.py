@@ -149,7 +149,7 @@ def test_files_as_people_have_them(tmp_path: Path, raw: bytes):
         ("x,z\n1,2\n", "x,x", "z", "--inputs 'x,x': column 'x' is named twice"),
         ("x,z\n1,2\n", "x", "x", "column 'x' is both an input and an output"),
         ("x,z\n1,2\n", "x,", "z", "--inputs 'x,': expected names of columns, e.g. --inputs x,y"),
-        ("a,b,c,d,z\n1,2,3,4,5\n2,3,4,5,6\n", "a,b,c,d", "z", "a table has 1 to 3 input columns; the points have 4"),
+        ("a,b,c,d,z\n1,2,3,4,5\n1,3,4,5,6\n", "a,b,c,d", "z", "column a is 1 in all"),
     ],
 )
 def test_errors_say_where(run, tmp_path: Path, raw: str, inputs: str, output: str, message: str):

@@ -14,6 +14,8 @@ from attnc.cli.options import (
     Arithmetic,
     Command,
     Criterion,
+    Decimal,
+    Duplicates,
     ExpressionCommand,
     Force,
     Group,
@@ -26,6 +28,7 @@ from attnc.cli.options import (
     Ranges,
     Saved,
     Seconds,
+    SkipMissing,
     Table,
     Verbose,
     check_writable,
@@ -51,7 +54,7 @@ from attnc.cli.output import (
     step_lines,
     volume,
 )
-from attnc.cli.tables import read_source, read_text
+from attnc.cli.tables import TableReading, read_source, read_text, table_remarks
 from attnc.constructions.catalogue import CATALOGUE
 from attnc.constructions.construction import DEFAULT_EPS
 from attnc.errors import FileError, InputError, MissingExtra, positive_number
@@ -107,6 +110,9 @@ def compile_command(
     csv: Table = None,
     inputs: Inputs = None,
     output: Output = None,
+    skip_missing: SkipMissing = False,
+    duplicates: Duplicates = "error",
+    decimal: Decimal = ".",
     eps: Annotated[
         float | None,
         optional("The largest error allowed on the box, or at the points of a table. By default 0.01.", metavar="E"),
@@ -176,7 +182,8 @@ def compile_command(
     from attnc.exports.directory import NETWORK
     from attnc.model_card import summary
 
-    source, ranges = read_source(expression, box or [], csv, inputs, output)
+    reading = TableReading(decimal, skip_missing, duplicates, tolerance=DEFAULT_EPS if eps is None else eps)
+    source, ranges = read_source(expression, box or [], csv, inputs, output, reading)
     if out is not None:
         check_writable(out, NETWORK, force=force)
     if plot is not None:
@@ -199,9 +206,12 @@ def compile_command(
     written = [(name, str(path)) for name, path in (("saved", out), ("picture", plot)) if path is not None]
     if json_output:
         files = {"out": None if out is None else str(out), "plot": None if plot is None else str(plot)}
-        print_json(summary(network) | files)
+        remarks = table_remarks(source, network)
+        print_json(summary(network) | files | ({"remarks": list(remarks)} if remarks else {}))
     else:
         print_parts(panel(network, written))
+        for remark in table_remarks(source, network):
+            note(remark)
 
 
 def _check_picture(path: Path) -> None:
@@ -230,6 +240,9 @@ def plan_command(
     csv: Table = None,
     inputs: Inputs = None,
     output: Output = None,
+    skip_missing: SkipMissing = False,
+    duplicates: Duplicates = "error",
+    decimal: Decimal = ".",
     eps: Annotated[
         float, typer.Option(metavar="E", help="The largest error allowed on the box, or at a table's points.")
     ] = DEFAULT_EPS,
@@ -243,7 +256,8 @@ def plan_command(
     """Show the cost of every construction for an eps, the cheapest first. Nothing is certified or saved."""
     from attnc import plan
 
-    source, ranges = read_source(expression, box or [], csv, inputs, output)
+    reading = TableReading(decimal, skip_missing, duplicates, tolerance=eps)
+    source, ranges = read_source(expression, box or [], csv, inputs, output, reading)
     asked = {"max_anchors": max_anchors, "seconds": seconds}
     limits: dict[str, Any] = {name: limit for name, limit in asked.items() if limit is not None}
     p = read_norm(norm)

@@ -16,9 +16,11 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TextIO
 
-from attnc.cli.tables import MAX_LINE, column_of, delimiter_of, number_in
+from attnc.cli.tables import number_in
 from attnc.errors import FileError, InputError
-from attnc.exports.safe_files import open_regular, why_not_into, writing_whole
+from attnc.exports.safe_files import why_not_into, writing_whole
+from attnc.opening import open_regular
+from attnc.targets.csv_rows import MAX_LINE, column_of, delimiter_of
 from attnc.wording import plural
 
 if TYPE_CHECKING:

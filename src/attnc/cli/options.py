@@ -57,7 +57,7 @@ Table = Annotated[
     typer.Option(
         "--csv",
         metavar="FILE",
-        help="A CSV file with a table, instead of an expression; - is standard input.",
+        help="A table instead of an expression: a CSV or .parquet file, or a Zarr folder; - is CSV on standard input.",
         show_default=False,
     ),
 ]
@@ -65,6 +65,18 @@ Inputs = Annotated[str | None, typer.Option(metavar="X,Y", help="The input colum
 Output = Annotated[
     str | None, typer.Option(metavar="Z", help="The output column of the table, or several as Y,Z.", show_default=False)
 ]
+SkipMissing = Annotated[
+    bool, typer.Option("--skip-missing", help="Leave out rows of the table with a missing number: empty, NaN or NA.")
+]
+Duplicates = Annotated[
+    str,
+    typer.Option(
+        metavar="HOW",
+        help="Different values at one point of the table: error if they differ by more than eps, mean, or first.",
+        autocompletion=completed(("error", "mean", "first")),
+    ),
+]
+Decimal = Annotated[str, typer.Option(metavar="MARK", help="The decimal mark of the table: . or ,")]
 MaxAnchors = Annotated[
     int | None,
     typer.Option(metavar="N", help="Refuse to build a network of more anchors than this.", show_default=False),
@@ -194,12 +206,22 @@ def shield_expression(args: Sequence[str], takes_value: Mapping[str, bool]) -> l
     return [*others, "--", args[at]]
 
 
+NOT_STATED = {
+    "criterion": (None, "multiply_adds"),
+    "skip_missing": (None, False),
+    "duplicates": (None, "error"),
+    "decimal": (None, "."),
+}
+"""Values of options that a stored command leaves out, beside None: the defaults of options that are seldom given."""
+
+
 def command_line(expression: str | None, given: Mapping[str, Any]) -> str:
     """Return the command that makes the same network again, without options that are None and the default criterion."""
     words = []
     for name, value in given.items():
         for one in value if isinstance(value, list | tuple) else [value]:
-            words += [] if one in (None, "multiply_adds") else [f"--{name.replace('_', '-')}", str(one)]
+            option = f"--{name.replace('_', '-')}"
+            words += [] if one in NOT_STATED.get(name, (None,)) else [option] if one is True else [option, str(one)]
     if expression is not None:  # a table has none
         words = [*words, "--", expression] if expression.startswith("-") else [expression, *words]
     return shlex.join(["attnc", "compile", *words])

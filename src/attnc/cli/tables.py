@@ -5,41 +5,62 @@ from __future__ import annotations
 import csv
 import io
 import math
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnc.cli.options import read_box
 from attnc.errors import FileError, InputError
-from attnc.exports.safe_files import open_regular
+from attnc.opening import open_regular
+from attnc.targets.csv_rows import MAX_LINE, NUMBER, NoNumber, column_of, delimiter_of
+from attnc.targets.csv_rows import number_in as parsed_number
 from attnc.wording import plural
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from attnc.network import Network
     from attnc.targets.table import TableTarget
 
 MAX_CSV_BYTES = 2**26
-"""Size limit of a CSV file, in bytes: a million rows of 64 characters."""
+"""Size limit of a CSV file with examples or a matrix, in bytes: a million rows of 64 characters. Tables have none."""
 MAX_ROWS = 10**6
-"""Most rows of a table. The limit bounds the memory that a table takes."""
-MAX_LINE = 2**22
-"""Most characters of a line: 100,000 columns of 40 characters."""
-DELIMITERS = (",", ";", "\t")
-NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE | re.ASCII)
+"""Most rows of such a file."""
+ZARR_FILES = (".zgroup", "zarr.json", ".zmetadata")
+"""The files by which a folder is known to be of Zarr."""
+
+
+@dataclass(frozen=True)
+class TableReading:
+    """How rows are read: the options of commands that take a table."""
+
+    decimal: str = "."
+    skip_missing: bool = False
+    duplicates: str = "error"
+    tolerance: float = 0.0
+
+
+AS_IT_IS = TableReading()
 
 
 def read_source(
-    expression: str | None, box: Sequence[str], table: Path | None, inputs: str | None, output: str | None
+    expression: str | None,
+    box: Sequence[str],
+    table: Path | None,
+    inputs: str | None,
+    output: str | None,
+    reading: TableReading = AS_IT_IS,
 ) -> tuple[str | TableTarget, dict[str, tuple[float, float]] | None]:
     """Return the source to compile and its box. A table has its own box, hence None."""
     if table is None:
         for option, given in (("--inputs", inputs), ("--output", output)):
             if given is not None:
                 raise InputError(f"{option} names columns of a table: give the table too, with --csv FILE")
+        if reading != AS_IT_IS and reading != TableReading(tolerance=reading.tolerance):
+            raise InputError("--skip-missing, --duplicates and --decimal are about a table: give it with --csv FILE")
         if expression is None:
             raise InputError(
                 "there is no function: give an expression, or a table with --csv FILE --inputs X,Y --output Z"
@@ -49,14 +70,13 @@ def read_source(
         raise InputError(f"{expression!r:.60} and --csv {table}: give an expression or a table, not both")
     if box:
         raise InputError(f"--box {box[0]}: the box of a table is that of its points; leave --box out")
-    return read_csv(table, inputs, output), None
+    return read_table(table, inputs, output, reading), None
 
 
-def read_csv(path: Path, inputs: str | None, output: str | None) -> TableTarget:
+def read_table(path: Path, inputs: str | None, output: str | None, reading: TableReading = AS_IT_IS) -> TableTarget:
     """Read the table of the columns named by --inputs and --output, each a list such as `x,y`.
 
-    The first line names the columns; cells are separated by commas, semicolons or tabs; the text is UTF-8, with or
-    without a byte order mark. Blank lines are skipped, other columns ignored.
+    A folder is read as Zarr, a file that ends in .parquet as Parquet, and any other as CSV.
     """
     from attnc.targets.table import TableTarget
 
@@ -64,10 +84,52 @@ def read_csv(path: Path, inputs: str | None, output: str | None) -> TableTarget:
     for name in values:
         if name in arguments:
             raise InputError(f"column {name!r} is both an input and an output")
-    array, lines, _ = _read(path, (*arguments, *values), with_others=False)
-    split = len(arguments)
-    outputs = array[:, split] if len(values) == 1 else array[:, split:]
-    return TableTarget(array[:, :split], outputs, arguments, label=lambda row: f"line {lines[row]}")
+    skip, twice, tolerance = reading.skip_missing, reading.duplicates, reading.tolerance
+    is_csv = not path.is_dir() and path.suffix != ".parquet"
+    if not is_csv and reading.decimal != ".":
+        raise InputError(f"--decimal {reading.decimal} is for CSV files; {path} holds binary numbers")
+    if path.is_dir() and any((path / name).exists() for name in ZARR_FILES):
+        return TableTarget.from_zarr(path, arguments, values, skip_missing=skip, duplicates=twice, tolerance=tolerance)
+    if path.suffix == ".parquet":
+        return TableTarget.from_parquet(
+            path, arguments, values, skip_missing=skip, duplicates=twice, tolerance=tolerance
+        )
+    with nullcontext(sys.stdin.buffer) if str(path) == "-" else open_regular(path) as file:
+        return TableTarget.from_stream(
+            file,
+            str(path),
+            arguments,
+            values,
+            decimal=reading.decimal,
+            skip_missing=skip,
+            duplicates=twice,
+            tolerance=tolerance,
+        )
+
+
+def table_remarks(source: object, network: Network) -> tuple[str, ...]:
+    """Return sentences about the rows of a table, and about its network between them."""
+    from attnc.targets.table import TableTarget
+
+    if not isinstance(source, TableTarget):
+        return ()
+    given, said = network.parameters, list(source.remarks)
+    if "smooth_error" in given:
+        said.append(
+            f"every point has a key of its own, because no smaller network that was tried is within eps. One with "
+            f"{given['smooth_anchors']:,} anchors is within {given['smooth_error']:.2g}: see whether that is enough."
+        )
+    if "holdout_error" in given:
+        said.append(
+            f"between the points, an estimate: the error is at most {given['holdout_error']:.2g} at "
+            f"{given['holdout_points']:,} points of the table that no fit used."
+        )
+    return tuple(said)
+
+
+def read_csv(path: Path, inputs: str | None, output: str | None) -> TableTarget:
+    """Read a table without any of the options for rows as people have them."""
+    return read_table(path, inputs, output)
 
 
 def read_examples(
@@ -145,7 +207,10 @@ def _names(option: str, given: str | None) -> tuple[str, ...]:
     example = "z" if option == "--output" else "x,y"
     if given is None:
         raise InputError(f"--csv needs {option}: the names of columns, e.g. {option} {example}")
-    names = tuple(name.strip() for name in given.split(","))
+    try:  # as in CSV, quotes keep a comma in a name: --inputs 'x,"y, in m"'
+        names = tuple(name.strip() for name in next(csv.reader([given], skipinitialspace=True, strict=True), [""]))
+    except csv.Error:
+        names = ("",)
     if not all(names):
         raise InputError(f"{option} {given!r}: expected names of columns, e.g. {option} {example}")
     for name in names:
@@ -172,19 +237,6 @@ def read_text(path: Path, max_bytes: int, remedy: str) -> str:
         ) from None
 
 
-def delimiter_of(first: str, wanted: Sequence[str]) -> str:
-    """Return the delimiter with which the first line has the most wanted columns, then the most columns."""
-
-    def found(delimiter: str) -> tuple[int, int]:
-        try:
-            names = [cell.strip() for cell in next(csv.reader([first], delimiter=delimiter), [])]
-        except csv.Error:
-            return 0, 0
-        return sum(name in names for name in wanted), len(names)
-
-    return max(DELIMITERS, key=found)
-
-
 def _rows(path: Path, text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
     """Yield (line, cells) of every row that is not blank."""
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
@@ -200,30 +252,12 @@ def _rows(path: Path, text: str, delimiter: str) -> Iterator[tuple[int, list[str
             yield start, cells
 
 
-def column_of(path: Path | str, name: str, header: list[str]) -> int:
-    if header.count(name) == 1:
-        return header.index(name)
-    if name in header:
-        raise InputError(f"{path}: {header.count(name)} columns are named {name!r}; rename all but one")
-    if header and all(NUMBER.fullmatch(cell) for cell in header):
-        raise InputError(f"{path}: the first line must name the columns; found numbers, {', '.join(header)[:80]}")
-    known = ", ".join(repr(cell) for cell in header)[:300] or "none"
-    raise InputError(f"{path}: there is no column {name!r}; the header names {known}")
-
-
 def number_in(cell: str, where: str, delimiter: str) -> float:
-    text = cell.strip()
-    if not text:
-        raise InputError(f"{where}: the cell is empty; fill it in, or leave the row out")
-    if NUMBER.fullmatch(text):
-        value = float(text)
-        if math.isfinite(value):
-            return value
-    elif re.fullmatch(r"[+-]?(nan|inf|infinity)", text, re.IGNORECASE) is None:
-        if delimiter != "," and NUMBER.fullmatch(text.replace(",", ".", 1)):
-            raise InputError(f"{where}: {text!r} has a decimal comma; write {text.replace(',', '.')}")
-        raise InputError(f"{where}: {text!r:.60} is not a number")
-    raise InputError(f"{where}: {text:.60} is not finite; leave the row out")
+    """Return the number in a cell, or raise InputError that says where it is."""
+    try:
+        return parsed_number(cell, delimiter)
+    except NoNumber as error:
+        raise InputError(f"{where}: {error}") from None
 
 
 def _label(cell: str, where: str) -> str:

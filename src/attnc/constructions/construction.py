@@ -148,9 +148,7 @@ class Request:
             raise InputError(
                 f"the box {target.box} is more than {dtype} holds: choose a smaller one, or scale the inputs"
             )
-        points = target.check_points()
-        points = sample_points(box, 64) if points is None else points[:64]
-        largest = float(np.abs(target(points)).max(initial=0.0))
+        largest = target.largest_value(sample_points(box, 64))
         if not largest < most:
             raise InputError(f"{target.describe()} reaches {largest:.3g}, more than {dtype} holds: scale the function")
         if dtype == "float32" and (reason := _few_digits(target, dtype)) is not None:

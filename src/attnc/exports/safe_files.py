@@ -14,7 +14,6 @@ import re
 import secrets
 import shutil
 import signal
-import stat
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -25,9 +24,10 @@ from typing import Any
 import numpy as np
 
 from attnc.errors import FileError
+from attnc.opening import PathLike as PathLike
+from attnc.opening import open_regular
 
 CONFIG = "config.json"
-PathLike = str | os.PathLike[str]
 DType = np.dtype[Any]
 Layout = Mapping[str, tuple[DType, tuple[int, ...]]]
 """The dtype and the shape of each tensor by its name."""
@@ -64,27 +64,6 @@ DTYPES: dict[str, DType] = {
 }
 STORED_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 """The dtypes of floats in files of other programs, and their sizes."""
-
-
-@contextmanager
-def open_regular(path: PathLike) -> Iterator[BufferedReader]:
-    """Open a regular file or a link to one, but never a pipe, a device or a folder. OSErrors become FileErrors."""
-    try:
-        try:
-            number = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # O_NONBLOCK: a pipe must not make us wait
-        except ValueError as error:  # a NUL in the path
-            raise FileError(f"{os.fspath(path)!r} cannot be read: {error}") from error
-        if not stat.S_ISREG(os.fstat(number).st_mode):
-            os.close(number)
-            raise FileError(f"{os.fspath(path)!r} is not a regular file")
-        with open(number, "rb") as file:
-            yield file
-    except FileNotFoundError as error:
-        raise FileError(f"{os.fspath(path)!r} is missing") from error
-    except OSError as error:
-        raise FileError(f"{os.fspath(path)!r} cannot be read: {error.strerror or error}") from error
-    except MemoryError as error:
-        raise FileError(f"{os.fspath(path)!r} does not fit in memory") from error
 
 
 def read_bytes(path: PathLike, max_bytes: int) -> bytes:

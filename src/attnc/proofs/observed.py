@@ -76,9 +76,8 @@ def observed_error(
     For p = ∞ it is the largest error, and a search goes uphill from the worst points. Otherwise it is the L_p norm over
     the box, by quadrature. If the claim is about finitely many points, the sample is all of these points.
     """
-    claimed = target.check_points()
-    if claimed is not None:
-        return float(np.abs(evaluate(claimed) - target(claimed)).max())
+    if target.num_check_points is not None:
+        return max(float(np.abs(evaluate(points) - values).max()) for points, values in target.check_blocks())
     count = int(min(MAX_SAMPLES, max(MIN_SAMPLES, MAX_WORK // max(1, work_per_point))))
     box = target.box if target.box.is_bounded else target.box.core(_reach(target))
 

@@ -154,10 +154,7 @@ def _composed(target: Target, eps: float | None, progress: Progress | None) -> S
 
 def _size(target: Target) -> float:
     """Return the largest absolute value at some points, or at those of a table."""
-    points = target.check_points()
-    if points is None:
-        points = sample_points(target.box, SIZED_POINTS)
-    return float(np.abs(target(points)).max(initial=0.0))
+    return target.largest_value(sample_points(target.box, SIZED_POINTS))
 
 
 def _certified(
@@ -178,12 +175,11 @@ def _certified(
     work = sum(head.keys.num_keys for head in checkpoint.network.heads)
     observed = observed_error(lambda points: evaluate(checkpoint, points), target, work, math.inf)
     truncation = checkpoint.underflow
-    points = target.check_points()
     claim = Certificate(
         None, observed, (), (*target.assumptions, *ASSUMPTIONS), DTYPE, "estimate", "inf", truncation=truncation
     )
-    if points is not None:
-        claim = replace(claim, evidence=Points(len(points)))
+    if target.num_check_points is not None:
+        claim = replace(claim, evidence=Points(target.num_check_points))
     request = ProofRequest(
         eps=eps or 0.0,
         observed=observed,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -77,9 +78,18 @@ class Target(abc.ABC):
         """Return flat points as the inputs that a network for this target takes."""
         return split_columns(points, self.input_shapes)
 
-    def check_points(self) -> Float[np.ndarray, "points d"] | None:
-        """The points that the claim is about if their number is finite, as for a table; None for the whole box."""
+    @property
+    def num_check_points(self) -> int | None:
+        """The number of points that the claim is about, if it is finite, as for a table; None for the whole box."""
         return None
+
+    def check_blocks(self) -> Iterator[tuple[Points, Values]]:
+        """Yield the points that the claim is about, with their values, block by block. There are none for a box."""
+        yield from ()
+
+    def largest_value(self, points: Points) -> float:
+        """Return the largest |value| at the points, or at all those that the claim is about."""
+        return float(np.abs(self(points)).max(initial=0.0))
 
     def critical_points(self) -> Float[np.ndarray, "points d"]:
         """Return points of the box, such as kinks, where an error may be larger than at all points nearby."""

@@ -9,10 +9,21 @@ import numpy as np
 
 from attnc.constructions.built import Built, Progress
 from attnc.constructions.construction import MAX_ANCHORS, MAX_BYTES, Request, of_kind
-from attnc.constructions.fitting.axis import MAX_VALUE, NodeAxis, NodeKeys, Sections, along_axes, grid_head
+from attnc.constructions.fitting.axis import (
+    COLUMNS_AT_ONCE,
+    MAX_VALUE,
+    NodeAxis,
+    NodeKeys,
+    Sections,
+    along_axes,
+    column_blocks,
+    grid_head,
+)
 from attnc.constructions.fitting.search import thinned
 from attnc.constructions.fitting.table_fit import TABLE_SHARE, TableFit, TableSearch, table_construction
 from attnc.errors import InputError
+from attnc.ir.soft_head import unpacked
+from attnc.numerics.contraction import contracted
 from attnc.numerics.threads import one_thread
 from attnc.targets.table import TableTarget
 from attnc.targets.target import Target
@@ -99,20 +110,21 @@ def table_grid(
     if table.grid is None:
         raise InputError(f"{NAME}: the points of the {table.describe()} are not a tensor grid; use table_scattered")
     request = Request(eps, dtype, max_anchors=max_anchors, max_bytes=max_bytes, progress=progress)
-    return _GridTableSearch(table, table.grid, request, max_value).build()
+    return GridTableSearch(table, table.grid, request, max_value).build()
 
 
-class _GridTableSearch(TableSearch):
+class GridTableSearch(TableSearch):
     """Chooses keys for every axis from sections, fits the table, and adds sections where the fit is worst."""
 
     def __init__(self, table: TableTarget, grid: Sequence[np.ndarray], request: Request, max_value: float) -> None:
         super().__init__(NAME, table, request, max_value)
         self.axes = [NodeAxis(nodes, self.dtype) for nodes in grid]
         self.counts = [len(axis) for axis in self.axes]
-        self.tensor = self.f.reshape(*self.counts, -1)
+        self.tensor = table.values.reshape(*self.counts, -1)  # the middle is subtracted where it is read
         rng = np.random.default_rng(0)
         through = [rng.integers(0, count, NUM_SECTIONS) for count in self.counts]
-        extreme = np.unravel_index([np.abs(self.tensor).max(axis=-1).argmax()], self.counts)
+        ends = [column.argmax() for column in table.values.T] + [column.argmin() for column in table.values.T]
+        extreme = np.unravel_index(ends, self.counts)
         self.through = np.concatenate([np.stack(through, axis=1), np.stack(extreme, axis=1)])
 
     def smooth(self) -> Iterator[TableFit]:
@@ -135,9 +147,9 @@ class _GridTableSearch(TableSearch):
             if math.prod(line.p for line in lines) > self.limit:
                 return None
             found = self._fit(lines)
-            if found.errors.max() <= TABLE_SHARE * self.eps:
+            if found.fitted <= TABLE_SHARE * self.eps:
                 return self._thinned(found, lines, max_value)
-            worst = np.unravel_index(np.argsort(found.errors)[-4:], self.counts)
+            worst = np.unravel_index(found.worst_rows, self.counts)
             self.through = np.concatenate([self.through, np.stack(worst, axis=1)])
             goal *= 0.6
         return None
@@ -151,7 +163,7 @@ class _GridTableSearch(TableSearch):
             sections = self._sections(i, solved, max_value ** ((i + 1) / len(self.axes)))
             found = axis.smallest(sections, eps / math.sqrt(len(self.axes)))
             lines.append(self._softest(axis, sections, leads) if found is None else axis.smooth(found))
-            solved = along_axes(solved, [lines[-1].solve], i)
+            solved = along_axes(solved, [lines[-1].solve], i, self._minus(i))
         return lines
 
     def _softest(self, axis: NodeAxis, sections: Sections, leads: Sequence[float]) -> NodeKeys:
@@ -167,24 +179,59 @@ class _GridTableSearch(TableSearch):
         """Return lines along axis i: chosen lines of f, and the largest lines of the values left by earlier axes."""
         lines = np.moveaxis(self.tensor, i, 0)
         where = tuple(np.delete(self.through, i, axis=1).T)
-        f = lines[(slice(None), *where)] if where else lines
-        made = np.moveaxis(solved, i, 0).reshape(len(lines), -1)
-        limits = np.tile(max_value * self.sizes, made.shape[1] // len(self.sizes))
-        largest = np.argsort(np.abs(made).max(axis=0) / limits)[-2 * NUM_SECTIONS :]
-        return Sections(f.reshape(len(lines), -1), made[:, largest], limits[largest])
+        f = (lines[(slice(None), *where)] if where else lines) - self.middle
+        peaks = [np.abs(block).max(axis=0) for _, block in column_blocks(solved, i, self._minus(i))]
+        size = np.concatenate(peaks)
+        limits = np.tile(max_value * self.sizes, len(size) // len(self.sizes))
+        largest = np.argsort(size / limits)[-2 * NUM_SECTIONS :]
+        made = np.moveaxis(solved, i, 0)
+        places = np.unravel_index(largest, made.shape[1:])
+        chosen = made[(slice(None), *places)] - (self.middle[places[-1]] if i == 0 else 0.0)
+        return Sections(f.reshape(len(lines), -1), chosen, limits[largest])
+
+    def _minus(self, i: int) -> np.ndarray | float:
+        """Return what is subtracted from values left by the axes before axis i: the middle from those of the table."""
+        return self.middle if i == 0 else 0.0
 
     def _fit(self, lines: Sequence[NodeKeys]) -> TableFit:
-        values = along_axes(self.tensor, [line.solve for line in lines])
-        exact = along_axes(values, [line.apply for line in lines])
-        flat, outputs = values.reshape(-1, len(self.middle)), exact.reshape(-1, len(self.middle))
+        values = along_axes(self.tensor, [line.solve for line in lines], 0, self.middle)
+        error, worst = self._worst(lines, values)
+
+        def exact_at(rows: np.ndarray) -> np.ndarray:
+            places = np.unravel_index(rows, self.counts)
+            weights = [line.weights_at(place) for line, place in zip(lines, places, strict=True)]
+            if len(weights) == 1:
+                return np.asarray(weights[0] @ values)
+            return contracted([unpacked(W) for W in weights], values)
+
         named = [*zip(self.table.box.names, lines, strict=True)]
         return self.fit(
-            grid_head([line.keys for line in lines], flat, self.dtype),
-            outputs,
+            grid_head([line.keys for line in lines], values.reshape(-1, len(self.middle)), self.dtype),
+            error,
+            exact_at,
             *((f"anchors_{name}", line.p) for name, line in named),
             *((f"c_{name}", line.c) for name, line in named),
             *((f"keys_{name}", line.kind) for name, line in named),
+            worst_rows=worst,
+            axes=[line.keys for line in lines],
         )
+
+    def _worst(self, lines: Sequence[NodeKeys], values: np.ndarray) -> tuple[float, np.ndarray]:
+        """Return the largest error at all points and the rows of the four largest, slab by slab of the first axis."""
+        within = along_axes(values, [line.apply for line in lines[1:]], 1).reshape(len(values), -1)
+        outputs, flat = len(self.middle), self.table.values.reshape(self.counts[0], -1, len(self.middle))
+        step = max(1, COLUMNS_AT_ONCE // max(within.shape[1], lines[0].p))
+        errors, rows = np.zeros(0), np.zeros(0, np.int64)
+        for start in range(0, self.counts[0], step):
+            slab = slice(start, min(self.counts[0], start + step))
+            off = (lines[0].weights_at(slab) @ within).reshape(-1, flat.shape[1], outputs)
+            off -= flat[slab]
+            off += self.middle
+            peak = np.abs(off, out=off).max(axis=2).ravel()
+            top = np.argpartition(peak, -4)[-4:] if len(peak) > 4 else np.arange(len(peak))
+            errors, rows = np.append(errors, peak[top]), np.append(rows, top + start * flat.shape[1])
+        order = np.argsort(errors, kind="stable")[-4:]
+        return float(errors[order[-1]]), rows[order]
 
     def _thinned(self, found: TableFit, lines: list[NodeKeys], max_value: float) -> TableFit:
         """Remove anchors axis by axis while the error stays small enough. Sections often ask for too many."""
@@ -196,7 +243,7 @@ class _GridTableSearch(TableSearch):
             _, keys = fitted
             if keys[i].kind == "nodes" or keys[i].p == 1:
                 return None
-            solved = along_axes(self.tensor, [before.solve for before in keys[:i]])
+            solved = along_axes(self.tensor, [before.solve for before in keys[:i]], 0, self.middle)
             axis = self.axes[i]
             fewer = axis.best(keys[i].p - 1, self._sections(i, solved, max_value), goal)
             if fewer is None:
@@ -204,7 +251,7 @@ class _GridTableSearch(TableSearch):
             thinner = [*keys[:i], axis.smooth(fewer), *keys[i + 1 :]]
             fit = self._fit(thinner)
             is_small = bool((np.abs(fit.values - self.middle).max(axis=0) <= max_value * self.sizes).all())
-            return (fit, thinner) if is_small and fit.errors.max() <= goal else None
+            return (fit, thinner) if is_small and fit.fitted <= goal else None
 
         return thinned((found, lines), len(lines), shorter)[0]
 

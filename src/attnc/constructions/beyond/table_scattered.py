@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
 import numpy as np
 
+from attnc.constructions.beyond.table_grid import GridTableSearch
 from attnc.constructions.built import Built, Progress
 from attnc.constructions.construction import MAX_ANCHORS, MAX_BYTES, Request, of_kind
 from attnc.constructions.fitting.axis import (
+    LEAST_SPACINGS,
     MAX_VALUE,
     NEGLIGIBLE_EXPONENT,
     Decomposition,
@@ -27,13 +30,15 @@ from attnc.constructions.fitting.axis import (
 )
 from attnc.constructions.fitting.search import fewest, thinned
 from attnc.constructions.fitting.stored_head import StoredHead, stored
-from attnc.constructions.fitting.table_fit import TABLE_SHARE, TableFit, TableSearch, table_construction
+from attnc.constructions.fitting.table_fit import NO_ROWS, TABLE_SHARE, TableFit, TableSearch, table_construction
 from attnc.ir.soft_head import SoftHead
 from attnc.numerics.arrays import Float, Int
+from attnc.numerics.contraction import contracted
+from attnc.numerics.limits import check_time
 from attnc.numerics.quiet import quiet
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.numerics.threads import one_thread
-from attnc.targets.table import TableTarget
+from attnc.targets.table import BLOCK_ROWS, TableTarget
 from attnc.targets.target import Target
 
 NAME = "table_scattered"
@@ -54,8 +59,50 @@ faster but square the condition number."""
 MAX_SMOOTH_ANCHORS, MAX_FINE_ANCHORS = 2000, 600
 """Largest numbers of anchors of a smooth fit by normal equations and by singular values. They bound the time of one fit
 to seconds."""
-MAX_POINT_WEIGHTS = 4 * 10**7
-"""Largest number of weights (points × anchors) of a smooth fit: 320 MB in float64."""
+SAMPLED = 2**16
+"""Number of points at which a search measures errors. All points are checked afterwards."""
+MAX_CHECKS = 8
+"""Largest number of checks of all points. After each that fails, the worst points join the sample and all fits.
+Measured with seven smooth tables of 10^4 to 10^6 rows: the first or the second check passes."""
+WORST = 128
+"""Number of points that join the sample after a check. A check ends once it has found as many above the goal in a
+block."""
+POLYNOMIAL_SHARE = 0.25
+"""The share of the goal that the polynomial may be off at the points. The grid has the rest."""
+FIRST_SHARE, NEXT_SHARE = 2.0, 0.85
+"""The error that a grid may have at nodes, as a share of what the polynomial leaves: at first, and the factor from one
+trial to the next. Least squares over the points lower the error."""
+MAX_TRIALS, FURTHER_TRIALS = 16, 3
+"""Largest number of grids that are tried, and the number that are tried after the first within eps. Measured with three
+tables of 10^4 to 10^5 rows of one function: without further trials their anchors differ by a factor of 1.5."""
+REPEATS, NEARLY, WEIGHT = 4, 2.0, 4
+"""Largest number of least squares for one grid, the error in units of the goal above which there is only one, and the
+number of times that the worst points are repeated. They lower the largest error by up to a third."""
+MAX_SHORTENED = 600
+"""Largest number of anchors of a grid whose axes are shortened one by one. It bounds the time to seconds."""
+SHORT_PADS, SHORT_SOFTNESS = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5), (0.84375, 0.59375, 0.40625, 0.25)
+"""The lattices that are tried for an axis with one anchor less."""
+MAX_TERMS = 1500
+"""Largest number of terms of the polynomial. It bounds the time of one fit to a second."""
+FIRST_DEGREE = 4
+"""The degree along each axis with which a polynomial begins."""
+GROWING_TAIL = 0.4
+"""Axes grow whose last coefficients are at least this share of the largest ones."""
+LAST_SHARE = 0.6
+"""Coefficients beyond this share of the squared ellipsoid of degrees are the last ones."""
+END_WEIGHT = 1e-3
+"""Added to 1 − y², so that the weight of a point at an end is finite."""
+POLYNOMIAL_ROWS = 2**13
+"""Number of points at which all terms of a polynomial are computed at once: 100 MB for 1500 terms."""
+LEAST_HELD_OUT = 200
+"""Least number of points that no fit used, for an estimate of the error between the points."""
+NODES_PER_DEGREE = 2
+"""Number of nodes per degree of the polynomial of the grid on which keys are chosen. A polynomial of degree n between
+2n equally spaced points exceeds its values there by a few per cent. The points of the table are checked in any case."""
+MAX_NODES = {1: 400, 2: 200, 3: 48, 4: 20}
+"""Largest number of nodes per axis of this grid, by the number of variables: at most 160,000 in all."""
+NEIGHBOURS_OF = 2 * 10**5
+"""Number of points among which neighbours are looked for, to estimate steepness and noise: 1 s of a k-d tree."""
 STEEPEST_COUNTS = (*range(1, 11), 12, 14, 16, 19, 22, 26, 30, 36, 43, 51, 61, 73, 88, 105, 126, 151, 181, 217, 260)
 """Numbers of anchors on the steepest axis that are tried in turn. From ten on, each is 1.2 times the one before."""
 
@@ -123,13 +170,14 @@ def table_scattered(
 
 @dataclass(frozen=True, eq=False)
 class _GridFit:
-    """Anchors on a grid of `counts`, in a shape of SHAPES, and the error of the best values that are not too large."""
+    """Anchors on a grid of `counts`, and the error of the best values that are not too large."""
 
     counts: tuple[int, ...]
-    shape: int
+    parameters: tuple[tuple[str, float | int | str], ...]
     keys: Sequence[KeysOnAxis]
     error: float
     values: Float[np.ndarray, "keys outputs"] | None = None
+    shape: int = 0  # the number of a shape of SHAPES
 
 
 class ScatteredSearch(TableSearch):
@@ -137,20 +185,242 @@ class ScatteredSearch(TableSearch):
 
     def __init__(self, table: TableTarget, request: Request, max_value: float) -> None:
         super().__init__(NAME, table, request, max_value)
-        self.x = stored(table.points, self.dtype)  # as the network receives them
+        points = table.points
+        self.x = points if self.dtype == "float64" else stored(points, self.dtype)  # as the network receives them
+        self.f = table.values - self.middle
         self.largest = max_value * self.sizes
-        self.is_fine = self.eps < FINE_SHARE * float(np.abs(self.f).max())
+        self.is_fine = self.eps < FINE_SHARE * float(max(self.f.max(), -self.f.min()))
         largest = MAX_FINE_ANCHORS if self.is_fine else MAX_SMOOTH_ANCHORS
-        self.most = min(self.limit, int(0.6 * table.num_points), largest, MAX_POINT_WEIGHTS // table.num_points)
+        self.most = min(self.limit, int(0.6 * table.num_points), largest)
         self.ridges = [0] * len(SHAPES)  # for each shape, the index in RIDGES that its last fit used
-        self.order = np.random.default_rng(0).permutation(table.num_points)
-        self.near = Neighbours.of(self.x / table.box.widths, self.f, self.eps)
+        self.order = np.random.default_rng(0).permutation(table.num_points)[:SAMPLED]
+        self.hard = NO_ROWS  # the worst points of earlier checks
+        self.smoothest: _GridFit | None = None  # the grid with the least error so far
+        some = np.sort(self.order[:NEIGHBOURS_OF])
+        self.near = Neighbours.of(self.x[some] / table.box.widths, self.f[some], self.eps)
 
     def smooth(self) -> Iterator[TableFit]:
-        """Yield the smallest grid with an error ≤ TABLE_SHARE·eps before rounding, if the limit allows one."""
+        """Yield the smallest grid that is found with an error ≤ TABLE_SHARE·eps before rounding, if there is one.
+
+        A polynomial through the points says what a smooth function has between them. So the axes of the grid can be
+        chosen one by one, as for a gridded table. If there is no such polynomial, grids of one shape are tried in turn.
+        """
         if self.near.is_rough:
             return
-        goal, shapes = TABLE_SHARE * self.eps, list(range(len(SHAPES)))
+        found = self._by_polynomial(TABLE_SHARE * self.eps) or self._by_shapes(TABLE_SHARE * self.eps)
+        if found is not None:
+            fit, error = found
+            keys, values = fit.keys, fit.values
+            assert values is not None  # its error is finite
+            yield self.fit(
+                grid_head(keys, values, self.dtype),
+                error,
+                lambda rows: _outputs(keys, values, self.x[rows]),
+                *((f"anchors_{name}", p) for name, p in zip(self.table.box.names, fit.counts, strict=True)),
+                *fit.parameters,
+            )
+
+    def _by_polynomial(self, goal: float) -> tuple[_GridFit, float] | None:
+        """Return a grid that is fitted to a polynomial and then to the points, and its error at all points.
+
+        Points where a check fails join all later fits. If these fail, too, the grid is made for a smaller error.
+        """
+        polynomial = self._polynomial(POLYNOMIAL_SHARE * goal)
+        if polynomial is None:
+            return None
+        share, best, after = FIRST_SHARE, None, 0
+        for _ in range(MAX_TRIALS):
+            self.request.report("fitting", 1 - share / FIRST_SHARE)
+            grid = self._grid_of(polynomial, share * goal)
+            share *= NEXT_SHARE
+            if grid is None:
+                break
+            after += best is not None
+            is_larger = best is not None and math.prod(grid.counts) >= math.prod(best[0].counts)
+            fit = grid if is_larger else self._refitted(grid, goal)
+            if self.smoothest is None or fit.error < self.smoothest.error:
+                self.smoothest = fit
+            if fit.error <= goal:
+                error, worst = self._check(fit, goal)
+                if error > goal:
+                    self.hard = np.union1d(self.hard, worst)
+                    fit = self._refitted(grid, goal)
+                    error, worst = self._check(fit, goal)
+                    self.hard = np.union1d(self.hard, worst)
+                if error <= goal:
+                    best = fit, error
+            if after >= FURTHER_TRIALS:
+                break
+        if best is None:
+            return None
+        fit, error = self._shortened(*best, goal)
+        return replace(fit, parameters=(*fit.parameters, *self._held_out(fit))), error
+
+    def _held_out(self, fit: _GridFit) -> tuple[tuple[str, float | int | str], ...]:
+        """Return the largest error at the points of the sample that no fit used, as an estimate between the points."""
+        used = np.concatenate([self.order[self.spread[: 8 * math.prod(fit.counts) + 600]], self.hard])
+        rest = np.setdiff1d(self.order, used)
+        if len(rest) < LEAST_HELD_OUT or fit.values is None:
+            return ()
+        return ("holdout_error", self._error_at(rest, fit.keys, fit.values)), ("holdout_points", len(rest))
+
+    def _shortened(self, grid: _GridFit, error: float, goal: float) -> tuple[_GridFit, float]:
+        """Remove anchors from the axes, the longest first, while a lattice of one anchor less is within the goal."""
+        best, stuck = (grid, error), set[int]()
+        while len(stuck) < len(grid.counts) and math.prod(best[0].counts) <= MAX_SHORTENED:
+            counts = best[0].counts
+            i = max((i for i in range(len(counts)) if i not in stuck), key=lambda i: counts[i])
+            fit = self._one_less(best[0], i, goal) if counts[i] > 3 else None
+            error = math.inf if fit is None else self._check(fit, goal)[0]
+            if fit is not None and error <= goal:
+                best = fit, error
+            else:
+                stuck.add(i)
+        return best
+
+    def _one_less(self, grid: _GridFit, i: int, goal: float) -> _GridFit | None:
+        """Return the best grid with one anchor less on axis i if least squares bring it within the goal at the sample.
+
+        Lattices are compared by least squares over some points, and the best two are fitted.
+        """
+        check_time("fitting")
+        box, p, tried = self.table.box, grid.counts[i] - 1, list[_GridFit]()
+        counts = tuple(n - (i == j) for j, n in enumerate(grid.counts))
+        some = self.order[self.spread[: 4 * math.prod(counts) + 300]]
+        f, name = self.f[some], box.names[i]
+        others = [None if i == j else axis.weights(self.x[some, j]) for j, axis in enumerate(grid.keys)]
+        for pad, c in itertools.product(SHORT_PADS, SHORT_SOFTNESS):
+            if p - 1 - 2 * pad < LEAST_SPACINGS:
+                continue
+            keys = Lattice(p, pad, c).keys(float(box.lo[i]), float(box.hi[i]), self.dtype)
+            weights = [keys.weights(self.x[some, i]) if own is None else own for own in others]
+            found = Ridged(_products(weights), RIDGES[2:]).first_cut(Sections(f, f, self.largest))
+            if found is not None:
+                axes = [keys if i == j else axis for j, axis in enumerate(grid.keys)]
+                own = tuple((key, c if key == f"c_{name}" else value) for key, value in grid.parameters)
+                off = float(np.abs(_products(weights) @ found.values - f).max())
+                tried.append(_GridFit(counts, own, axes, off))
+        for each in sorted(tried, key=lambda fit: fit.error)[:2]:
+            if each.error <= NEARLY * goal:
+                fit = self._refitted(replace(each, error=math.inf), goal)
+                if fit.error <= goal:
+                    return fit
+        return None
+
+    def _polynomial(self, goal: float) -> TensorPolynomial | None:
+        """Return a polynomial within the goal at the sample, or None.
+
+        Its degrees grow along the axes on which its last coefficients are largest.
+        """
+        limit = min(MAX_TERMS, int(0.4 * len(self.order)))
+        y, f = self.y, self.f[self.order]
+        degrees = np.full(self.table.box.d, FIRST_DEGREE)
+        while True:
+            check_time("fitting")
+            index = TensorPolynomial.within(degrees)
+            if len(index) > limit:
+                return None
+            rows = self.spread[: 4 * len(index) + 200]
+            fit = Ridged(TensorPolynomial.terms(index, y[rows]), RIDGES)
+            found = fit.first_cut(Sections(f[rows], f[rows], math.inf))
+            if found is None:
+                return None
+            made = TensorPolynomial(index, found.values, 0.0)
+            if np.abs(fit.weights @ found.values - f[rows]).max() <= goal:
+                starts = range(0, len(y), POLYNOMIAL_ROWS)
+                blocks = [slice(i, i + POLYNOMIAL_ROWS) for i in starts]
+                error = max(float(np.abs(made(y[block]) - f[block]).max()) for block in blocks)
+                if error <= goal:
+                    return replace(made, error=error)
+            tails = made.tails(degrees)
+            degrees = np.where(tails >= GROWING_TAIL * tails.max(), degrees + 1 + degrees // 5, degrees)
+
+    @functools.cached_property
+    def y(self) -> Float[np.ndarray, "points d"]:
+        """The points of the sample, moved to [−1, 1]^d."""
+        box = self.table.box
+        return np.asarray((self.x[self.order] - (box.lo / 2 + box.hi / 2)) / (box.widths / 2))
+
+    @functools.cached_property
+    def spread(self) -> Int[np.ndarray, " points"]:
+        """The numbers of the points of the sample in random order, those near the ends of axes more likely first.
+
+        Points are drawn with weights Π (1 − y_i²)^{−1/2}, so that least squares over the first of them are about as
+        good near the ends as in the middle.
+        """
+        weights = np.prod(1 - self.y**2 + END_WEIGHT, axis=1) ** -0.5
+        return np.argsort(np.random.default_rng(2).exponential(size=len(self.y)) / weights)
+
+    def _grid_of(self, polynomial: TensorPolynomial, goal: float) -> _GridFit | None:
+        """Return a grid of keys within the goal of the polynomial at the nodes of a fine grid, or None."""
+        box = self.table.box
+        counts = [min(NODES_PER_DEGREE * (int(n) + 1) + 4, MAX_NODES[box.d]) for n in polynomial.index.max(axis=0)]
+        nodes = [np.linspace(lo, hi, n) for lo, hi, n in zip(box.lo, box.hi, counts, strict=True)]
+        target = TableTarget.from_grid(nodes, polynomial.on_grid([np.linspace(-1, 1, n) for n in counts]), box.names)
+        if float(np.ptp(target.values)) == 0:
+            return None
+        grid = target.grid
+        assert grid is not None
+        request = replace(self.request, eps=goal / TABLE_SHARE, progress=None)
+        found = next(GridTableSearch(target, grid, request, self.max_value).smooth(), None)
+        if found is None or len(found.values) > self.most:
+            return None
+        parameters = tuple(each for each in found.parameters if not each[0].startswith("anchors"))
+        counts = tuple(len(axis.anchors) for axis in found.axes)
+        return _GridFit(counts, parameters, found.axes, math.inf, found.values)
+
+    def _refitted(self, grid: _GridFit, goal: float) -> _GridFit:
+        """Return the grid with its values, or with values by least squares over the points if these are better.
+
+        Where least squares miss the goal by little, the worst points of the sample are repeated among the equations.
+        """
+        rows = np.concatenate([self.order[self.spread[: 8 * math.prod(grid.counts) + 600]], self.hard])
+        checked, best = np.concatenate([self.order, self.hard]), grid
+        if grid.values is not None:
+            best = replace(grid, error=self._error_at(checked, grid.keys, grid.values))
+        for _ in range(REPEATS):
+            if best.error <= goal:
+                break
+            W, f = _grid_weights(grid.keys, self.x[rows]), self.f[rows]
+            fit = Decomposition(W, SCATTERED_CUTS) if self.is_fine else Ridged(W, RIDGES)
+            found = fit.first_cut(Sections(f, f, self.largest))
+            if found is None:
+                break
+            off = np.abs(_outputs(grid.keys, found.values, self.x[checked]) - self.f[checked]).max(axis=1)
+            error = float(off.max())
+            if error < best.error:
+                best = replace(grid, values=found.values, error=error)
+            if error > NEARLY * goal:
+                break
+            worst = checked[np.argpartition(off, -WORST)[-WORST:]] if len(off) > WORST else checked
+            rows = np.concatenate([rows, *[worst] * WEIGHT])
+        return best
+
+    def _error_at(self, rows: np.ndarray, keys: Sequence[KeysOnAxis], values: np.ndarray) -> float:
+        return float(np.abs(_outputs(keys, values, self.x[rows]) - self.f[rows]).max())
+
+    def _by_shapes(self, goal: float) -> tuple[_GridFit, float] | None:
+        """Return a grid with one shape on all axes, and its error at all points.
+
+        The search measures errors at a sample. Then all points are checked. If that fails, the search goes on with the
+        worst points in the sample.
+        """
+        least = 1
+        for _ in range(MAX_CHECKS):
+            found = self._search(goal, least)
+            if found is None:
+                return None
+            least = max(found.counts)
+            for fit in dict.fromkeys((self._thinned(found, goal), found)):  # perhaps an axis was shortened too much
+                error, worst = self._check(fit, goal)
+                if error <= goal:
+                    return fit, error
+                self.hard = np.union1d(self.hard, worst)
+        return None
+
+    def _search(self, goal: float, least: int) -> _GridFit | None:
+        """Return the smallest grid within the goal at the sample, with `least` anchors on the steepest axis or more."""
+        shapes = list(range(len(SHAPES)))
 
         def attempt(p: int, before: Sequence[_GridFit]) -> _GridFit:
             nonlocal shapes
@@ -159,20 +429,38 @@ class ScatteredSearch(TableSearch):
             fits = sorted((self._fit(counts, shape) for shape in shapes), key=lambda fit: fit.error)
             if math.prod(counts) > 600:  # from here on fits take long, and the best shapes change little
                 shapes = [fit.shape for fit in fits[:2]]
+            if self.smoothest is None or fits[0].error < self.smoothest.error:
+                self.smoothest = fits[0]
             return fits[0]
 
-        sizes = itertools.takewhile(lambda p: math.prod(self._counts(p)) <= self.most, STEEPEST_COUNTS)
-        found = fewest(sizes, attempt, goal, resolution=1).met
-        if found is None:
-            return
-        fit = self._thinned(found, goal)
-        assert fit.values is not None  # its error is finite
-        yield self.fit(
-            grid_head(fit.keys, fit.values, self.dtype),
-            self._outputs(fit.keys, fit.values),
-            *((f"anchors_{name}", p) for name, p in zip(self.table.box.names, fit.counts, strict=True)),
-            ("c", SHAPES[fit.shape][1]),
-        )
+        is_few = lambda p: math.prod(self._counts(p)) <= self.most  # noqa: E731
+        sizes = itertools.takewhile(is_few, (p for p in STEEPEST_COUNTS if max(self._counts(p)) >= least))
+        return fewest(sizes, attempt, goal, resolution=1).met
+
+    def alternative(self) -> tuple[tuple[str, float | int | str], ...]:
+        """Return the error of the best smooth head at all points, and its anchors."""
+        best = self.smoothest
+        if best is None:  # the table is noise: one grid of moderate size tells how smooth it is
+            few = [p for p in STEEPEST_COUNTS if math.prod(self._counts(p)) <= min(self.most, 300)]
+            best = self._fit(self._counts(few[-1]), 1) if few else None
+        if best is None or best.values is None:
+            return ()
+        return ("smooth_error", self._check(best, math.inf)[0]), ("smooth_anchors", math.prod(best.counts))
+
+    def _check(self, fit: _GridFit, goal: float) -> tuple[float, np.ndarray]:
+        """Return the largest error at all points, and the worst points. Stop after a block with many above the goal."""
+        assert fit.values is not None
+        largest, errors, rows = 0.0, np.zeros(0), NO_ROWS
+        for start in range(0, len(self.x), BLOCK_ROWS):
+            block = slice(start, start + BLOCK_ROWS)
+            off = np.abs(_outputs(fit.keys, fit.values, self.x[block]) - self.f[block]).max(axis=1)
+            largest = max(largest, float(off.max()))
+            above = np.flatnonzero(off > goal)
+            above = above[np.argsort(off[above])[-WORST:]]
+            errors, rows = np.append(errors, off[above]), np.append(rows, above + start)
+            if len(above) >= WORST:
+                break
+        return largest, rows[np.argsort(errors)[-WORST:]]
 
     def _counts(self, p: int) -> tuple[int, ...]:
         """Return p anchors for the steepest axis, and fewer for the others, down to a few for a flat axis."""
@@ -201,26 +489,20 @@ class ScatteredSearch(TableSearch):
             Lattice(p, pad, c).keys(float(lo), float(hi), self.dtype)
             for p, pad, lo, hi in zip(counts, pads, box.lo, box.hi, strict=True)
         ]
-        rows = self.order[: 8 * math.prod(counts) + 600]
+        rows = np.concatenate([self.order[: 8 * math.prod(counts) + 600], self.hard])
         W, f = _grid_weights(keys, self.x[rows]), self.f[rows]
         start = max(0, self.ridges[shape] - 1)  # from the ridge before the last one of this shape on
         fit = Decomposition(W, SCATTERED_CUTS) if self.is_fine else Ridged(W, RIDGES[start:])
         found = fit.first_cut(Sections(f, f, self.largest))
         if found is None:
             self.ridges[shape] = 0
-            return _GridFit(counts, shape, keys, math.inf)
+            return _GridFit(counts, (), keys, math.inf, None, shape)
         if not self.is_fine:
             self.ridges[shape] = RIDGES.index(found.cut)
         error = float(np.abs(W @ found.values - f).max())
-        if error <= TABLE_SHARE * self.eps and len(rows) < len(self.x):
-            error = float(np.abs(self._outputs(keys, found.values) - self.f).max())
-        return _GridFit(counts, shape, keys, error, found.values)
-
-    def _outputs(self, keys: Sequence[KeysOnAxis], values: np.ndarray) -> Float[np.ndarray, "points outputs"]:
-        """Return the outputs at all points, computed block by block."""
-        step = max(1, 2**21 // len(values))
-        blocks = [_grid_weights(keys, self.x[i : i + step]) @ values for i in range(0, len(self.x), step)]
-        return np.concatenate(blocks)
+        if error <= TABLE_SHARE * self.eps:
+            error = max(error, self._error_at(self.order, keys, found.values))
+        return _GridFit(counts, (("c", c),), keys, error, found.values, shape)
 
     def at_points(self) -> Iterator[TableFit]:
         """Yield heads with a key at every point, from the softest that can be solved to one that selects the nearest.
@@ -246,8 +528,58 @@ class ScatteredSearch(TableSearch):
 
 def _grid_weights(axes: Sequence[KeysOnAxis], x: np.ndarray) -> Float[np.ndarray, "points keys"]:
     """Return the weights over a grid, which are the products of the weights of the axes."""
-    weights = [axis.weights(x[:, i]) for i, axis in enumerate(axes)]
-    return reduce(lambda W, w: (W[:, :, None] * w[:, None, :]).reshape(len(x), -1), weights)
+    return _products([axis.weights(x[:, i]) for i, axis in enumerate(axes)])
+
+
+def _products(weights: Sequence[Float[np.ndarray, "points p"]]) -> Float[np.ndarray, "points keys"]:
+    return reduce(lambda W, w: (W[:, :, None] * w[:, None, :]).reshape(len(W), -1), weights)
+
+
+@dataclass(frozen=True, eq=False)
+class TensorPolynomial:
+    """Σ_j a_j Π_i T_{index_ji}(y_i) on [−1, 1]^d, with Chebyshev polynomials T, and its distance from a sample."""
+
+    index: Int[np.ndarray, "terms d"]
+    coefficients: Float[np.ndarray, "terms outputs"]
+    error: float
+
+    @staticmethod
+    def within(degrees: Int[np.ndarray, " d"]) -> Int[np.ndarray, "terms d"]:
+        """Return all indices in the ellipsoid Σ (j_i/n_i)² ≤ 1 with half-axes n_i = degrees_i."""
+        index = np.stack(np.meshgrid(*(np.arange(n + 1) for n in degrees), indexing="ij"), axis=-1)
+        index = index.reshape(-1, len(degrees))
+        return index[((index / degrees) ** 2).sum(axis=1) <= 1 + 1e-9]
+
+    def tails(self, degrees: Int[np.ndarray, " d"]) -> Float[np.ndarray, " d"]:
+        """Return, for each axis, the sum of the coefficients whose index is large on this axis more than on others."""
+        share = self.index / degrees
+        is_last = (share**2).sum(axis=1) > LAST_SHARE
+        sizes = np.abs(self.coefficients).max(axis=1) * is_last
+        return np.array([float((sizes * own**2).sum()) for own in share.T])
+
+    @staticmethod
+    def terms(index: Int[np.ndarray, "terms d"], y: Float[np.ndarray, "points d"]) -> Float[np.ndarray, "points terms"]:
+        along = [np.polynomial.chebyshev.chebvander(y[:, i], int(n)) for i, n in enumerate(index.max(axis=0))]
+        return reduce(np.multiply, (T[:, n] for T, n in zip(along, index.T, strict=True)))
+
+    def __call__(self, y: Float[np.ndarray, "points d"]) -> Float[np.ndarray, "points outputs"]:
+        return self.terms(self.index, y) @ self.coefficients
+
+    def on_grid(self, nodes: Sequence[Float[np.ndarray, " nodes"]]) -> Float[np.ndarray, "*grid outputs"]:
+        tensor = np.zeros((*(self.index.max(axis=0) + 1), self.coefficients.shape[1]))
+        tensor[tuple(self.index.T)] = self.coefficients
+        for i, y in enumerate(nodes):
+            T = np.polynomial.chebyshev.chebvander(y, tensor.shape[i] - 1)
+            tensor = np.moveaxis(np.tensordot(T, tensor, axes=(1, i)), 0, i)
+        return np.ascontiguousarray(tensor)
+
+
+def _outputs(
+    keys: Sequence[KeysOnAxis], values: Float[np.ndarray, "keys outputs"], x: Float[np.ndarray, "points d"]
+) -> Float[np.ndarray, "points outputs"]:
+    """Return the outputs at points, axis by axis."""
+    counts = [len(axis.anchors) for axis in keys]
+    return contracted([axis.weights(x[:, i]) for i, axis in enumerate(keys)], values.reshape(*counts, -1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -329,7 +661,8 @@ class _Points:
         # β is a power of two: β·y is as exact as y
         keys = SoftHead(2 * (beta * self.y + anchors), bias - beta * (self.y**2).sum(axis=1), values)
         head = StoredHead(self.scale, self.offset, keys, self.dtype)
-        return self.search.fit(head, exact[self.which], ("beta", beta), *parameters)
+        fitted = float(np.abs(exact[self.which] - self.search.f).max())
+        return self.search.fit(head, fitted, lambda rows: exact[self.which[rows]], ("beta", beta), *parameters)
 
     def selecting(self) -> TableFit:
         """Return a head that selects the nearest point, with kinks between points that are too close for β alone."""

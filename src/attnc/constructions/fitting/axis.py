@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, NamedTuple
@@ -135,14 +135,52 @@ def grid_head(axes: Sequence[KeysOnAxis], values: Float[np.ndarray, "keys output
     return StoredHead(scale, offset, keys, dtype)
 
 
+COLUMNS_AT_ONCE = 2**22
+"""Numbers of a table that are mapped at once: 32 MB."""
+
+
+def column_blocks(
+    tensor: Float[np.ndarray, "*grid outputs"], axis: int, minus: Float[np.ndarray, " outputs"] | float = 0.0
+) -> Iterator[tuple[slice, Float[np.ndarray, "nodes columns"]]]:
+    """Yield the lines along an axis as columns, less `minus`, block by block, with their numbers."""
+    n, outputs = tensor.shape[axis], tensor.shape[-1]
+    before, after = math.prod(tensor.shape[:axis]), math.prod(tensor.shape[axis + 1 :])
+    lines = tensor.reshape(before, n, after)
+    width = max(outputs, COLUMNS_AT_ONCE // n // outputs * outputs)
+    if before == 1:
+        for start in range(0, after, width):
+            columns = slice(start, min(after, start + width))
+            block = lines[0][:, columns]
+            yield columns, (block.reshape(n, -1, outputs) - minus).reshape(n, -1)
+        return
+    count = max(1, width // after)
+    for start in range(0, before, count):
+        chosen = lines[start : start + count]
+        block = np.ascontiguousarray(chosen.transpose(1, 0, 2)).reshape(n, -1, outputs)
+        yield slice(start * after, (start + len(chosen)) * after), (block - minus).reshape(n, -1)
+
+
 def along_axes(
-    tensor: Float[np.ndarray, "*grid outputs"], maps: Sequence[Callable[[np.ndarray], np.ndarray]], first: int = 0
+    tensor: Float[np.ndarray, "*grid outputs"],
+    maps: Sequence[Callable[[np.ndarray], np.ndarray]],
+    first: int = 0,
+    minus: Float[np.ndarray, " outputs"] | float = 0.0,
 ) -> Float[np.ndarray, "*grid outputs"]:
-    """Apply maps[i], a linear map of columns, along axis first + i. The other axes do not change."""
+    """Apply maps[i], a linear map of columns, along axis first + i, to the tensor less `minus`, block by block."""
     for axis, linear in enumerate(maps, first):
-        moved = np.moveaxis(tensor, axis, 0)
-        columns = linear(np.ascontiguousarray(moved.reshape(len(moved), -1)))
-        tensor = np.moveaxis(columns.reshape(len(columns), *moved.shape[1:]), 0, axis)
+        shape, found = tensor.shape, None
+        before, after = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
+        for columns, block in column_blocks(tensor, axis, minus):
+            mapped = linear(block)
+            if found is None:
+                found = np.empty((before, len(mapped), after))
+            if before == 1:
+                found[0][:, columns] = mapped
+            else:
+                rows = slice(columns.start // after, columns.stop // after)
+                found[rows] = mapped.reshape(len(mapped), -1, after).transpose(1, 0, 2)
+        assert found is not None
+        tensor, minus = found.reshape(*shape[:axis], -1, *shape[axis + 1 :]), 0.0
     return tensor
 
 
@@ -512,15 +550,22 @@ def middle_of_groups(
 class NodeKeys:
     """Keys on one axis, with the linear maps from a table's nodes to the values of the keys, and back."""
 
+    num_nodes: int
     keys: KeysOnAxis
     c: float
     kind: str  # "even" or "graded", fewer keys than nodes; or "nodes", a key for each
     solve: Callable[[Float[np.ndarray, "nodes lines"]], Float[np.ndarray, "p lines"]]  # f at the nodes → values
-    apply: Callable[[Float[np.ndarray, "p lines"]], Float[np.ndarray, "nodes lines"]]  # values → output at the nodes
+    weights_at: Callable[[Any], Any]  # the weights of the keys at chosen nodes, dense or sparse
 
     @property
     def p(self) -> int:
         return len(self.keys.anchors)
+
+    def apply(self, values: Float[np.ndarray, "p lines"]) -> Float[np.ndarray, "nodes lines"]:
+        """Return the output at all nodes for values of the keys, block by block."""
+        step = max(1024, COLUMNS_AT_ONCE // self.p)
+        starts = range(0, self.num_nodes, step)
+        return np.concatenate([self.weights_at(slice(i, min(i + step, self.num_nodes))) @ values for i in starts])
 
 
 @dataclass(frozen=True)
@@ -621,14 +666,17 @@ class NodeAxis:
         lattice, cut = candidate.lattice, candidate.cut
         kind, keys = "graded" if lattice.is_graded else "even", self._keys(lattice)
         rows = self._rows(20 * lattice.p + 32)
-        some, every = (self._solver(lattice, chosen) for chosen in (rows, np.arange(len(self))))
+        some = self._solver(lattice, rows)
 
         def solve(f: np.ndarray) -> np.ndarray:
             """Solve for the values, with the largest ridge if rounding makes the equations indefinite."""
             tried = (some.values(f[rows], each) for each in (cut, some.cuts[-1]))
             return next(found for found in tried if found is not None)
 
-        return NodeKeys(keys, lattice.c, kind, solve, lambda v: every.weights @ v)
+        def weights_at(chosen: Any) -> Any:
+            return self._solver(lattice, chosen).weights
+
+        return NodeKeys(len(self), keys, lattice.c, kind, solve, weights_at)
 
     # --- a key for every node -----------------------------------------------------------------------------------------
 
@@ -648,4 +696,4 @@ class NodeAxis:
         def solve(f: np.ndarray) -> np.ndarray:
             return inverse(f if len(x) == len(self) else middle_of_groups(f, which, len(x)))
 
-        return NodeKeys(keys, c, "nodes", solve, lambda v: (weights @ v)[which])
+        return NodeKeys(len(self), keys, c, "nodes", solve, lambda chosen: weights[which[chosen]])

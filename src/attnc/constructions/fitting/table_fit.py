@@ -6,7 +6,7 @@ A `TableSearch` tries heads with fewer keys than points first, and then heads wi
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -14,10 +14,11 @@ import numpy as np
 
 from attnc.constructions.built import Built
 from attnc.constructions.construction import Construction, Request, finite_box, for_eps, made_for, of_kind
+from attnc.constructions.fitting.axis import KeysOnAxis
 from attnc.constructions.fitting.selection import allowed_anchors
 from attnc.constructions.fitting.stored_head import StoredHead, check_max_value
 from attnc.errors import BoundNotMet, InputError
-from attnc.numerics.arrays import Float
+from attnc.numerics.arrays import Float, Int
 from attnc.numerics.quiet import quiet
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.targets.table import TableTarget
@@ -31,23 +32,27 @@ MAX_SCORES_CHECKED = 2 * 10**7
 Measured with twelve tables of up to 22,500 points: half and twice as many give the same heads."""
 
 
+NO_ROWS = np.zeros(0, np.int64)
+NO_POINTS = np.zeros((0, 1))
+"""A table needs no points to find its largest value."""
+
+
 @dataclass(frozen=True, eq=False)
 class TableFit:
-    """A head for a table. `exact` is its output at the table's points without rounding."""
+    """A head for a table, with its largest error at the table's points before rounding."""
 
     target: TableTarget
     head: StoredHead
-    exact: Float[np.ndarray, "points outputs"]
+    fitted: float
+    exact_at: Callable[[Int[np.ndarray, " rows"]], Float[np.ndarray, "rows outputs"]]
+    """Its output at chosen rows without rounding."""
     parameters: tuple[tuple[str, float | int | str], ...]
+    worst_rows: Int[np.ndarray, " rows"]  # some of those with the largest errors
+    axes: Sequence[KeysOnAxis] = ()  # if its keys are a grid, the keys of every axis
 
     @property
     def values(self) -> Float[np.ndarray, "keys outputs"]:
         return self.head.keys.values
-
-    @cached_property
-    def errors(self) -> Float[np.ndarray, " points"]:
-        """The errors at the table's points before rounding."""
-        return np.abs(self.exact - self.target.values).max(axis=1)
 
     @cached_property
     def error(self) -> float:
@@ -56,13 +61,13 @@ class TableFit:
         For a large table rounding is measured on a sample and doubled. The certificate measures the error of the
         network at every point.
         """
-        points, values = self.target.points, self.target.values
-        count = max(64, MAX_SCORES_CHECKED // len(self.values))
-        if count >= len(points):
+        count, num_points = max(64, MAX_SCORES_CHECKED // len(self.values)), self.target.num_points
+        if count >= num_points:
+            points, values = self.target.rows_at(np.arange(num_points))
             return float(np.abs(self.head(points) - values).max())
-        sample = np.random.default_rng(0).choice(len(points), count, replace=False)
-        rounding = np.abs(self.head(points[sample]) - self.exact[sample]).max()
-        return float(self.errors.max() + 2 * rounding)
+        sample = np.random.default_rng(0).choice(num_points, count, replace=False)
+        rounding = np.abs(self.head(self.target.rows_at(sample)[0]) - self.exact_at(sample)).max()
+        return float(self.fitted + 2 * rounding)
 
     def build(self, name: str) -> Built:
         keys = self.head.keys.chosen(_neighbours_together(self.head.keys.slopes))
@@ -98,7 +103,7 @@ class TableSearch(ABC):
         self.eps, self.dtype, self.limit = request.goal, request.dtype, allowed_anchors(table, request)
         lo, hi = table.values.min(axis=0), table.values.max(axis=0)
         self.middle = lo / 2 + hi / 2
-        self.f = table.values - self.middle
+        self.largest_f = float(np.maximum(np.abs(lo), np.abs(hi)).max())
         # An output that hardly varies may still have values as large as eps.
         self.sizes = np.maximum(hi / 2 - lo / 2, self.eps)
 
@@ -110,22 +115,35 @@ class TableSearch(ABC):
     def at_points(self) -> Iterator[TableFit]:
         """Yield heads with a key for every point, ever closer to the table."""
 
+    def alternative(self) -> tuple[tuple[str, float | int | str], ...]:
+        """Return what a head with fewer keys than points would reach, to be stated beside a key for every point."""
+        return ()
+
     def fit(
-        self, head: StoredHead, exact: Float[np.ndarray, "points outputs"], *parameters: tuple[str, float | int | str]
+        self,
+        head: StoredHead,
+        fitted: float,
+        exact_at: Callable[[np.ndarray], np.ndarray],
+        *parameters: tuple[str, float | int | str],
+        worst_rows: Int[np.ndarray, " rows"] = NO_ROWS,
+        axes: Sequence[KeysOnAxis] = (),
     ) -> TableFit:
         """Return a fit of the table, from a fit of its values minus their middle."""
         moved = replace(head, keys=replace(head.keys, values=head.keys.values + self.middle))
-        return TableFit(self.table, moved, exact + self.middle, parameters)
+        return TableFit(
+            self.table, moved, fitted, lambda rows: exact_at(rows) + self.middle, parameters, worst_rows, axes
+        )
 
     def build(self) -> Built:
         """Return the program of the first head within eps, or raise a refusal that carries the best one."""
         # A sum over many keys is exact to a few roundings; one key alone can be exact, if its value is.
-        can_sum = self.eps > 4 * UNIT_ROUNDOFF[self.dtype] * float(np.abs(self.table.values).max())
+        can_sum = self.eps > 4 * UNIT_ROUNDOFF[self.dtype] * self.largest_f
         tried: list[TableFit] = []
         for heads in (self.smooth() if can_sum else (), self._allowed_at_points(tried)):
             for fit in heads:
                 if fit.error <= self.eps:
-                    return fit.build(self.name)
+                    more = self.alternative() if len(fit.values) >= self.table.num_points else ()
+                    return replace(fit, parameters=(*fit.parameters, *more)).build(self.name)
                 tried.append(fit)
         best = min(tried, key=lambda fit: fit.error)
         error, dtype = best.error, self.dtype
@@ -165,8 +183,7 @@ def table_construction(theorem: Callable[..., Built], is_gridded: bool) -> Const
 
 def require_room(target: TableTarget, dtype: str) -> None:
     """Raise InputError unless the dtype holds the coordinates, and values ten times as large and their sums."""
-    limits = np.finfo(dtype)
-    largest = float(np.abs(target.values).max())
+    limits, largest = np.finfo(dtype), target.largest_value(NO_POINTS)
     if not largest < float(limits.max) / 1e4:
         raise InputError(f"the {target.describe()} reaches {largest:.3g}, too much for {dtype}: scale the values")
     box = target.box
@@ -194,7 +211,7 @@ def _why(target: TableTarget, dtype: str, error: float) -> str:
         points = [zip(target.box.names, point.tolist(), strict=True) for point in target.points[order[i : i + 2]]]
         pair = " and ".join(f"({', '.join(f'{name} = {value!r}' for name, value in point)})" for point in points)
         return f"In {dtype} some of its points are equal, such as {pair}."
-    largest = float(np.abs(target.values).max())
+    largest = target.largest_value(NO_POINTS)
     if error <= 16 * UNIT_ROUNDOFF[dtype] * largest:
         return f"The rounding of values as large as {largest:.3g} in {dtype} is of this size."
     return f"Some of its points are too close together for the scores of their keys to differ in {dtype}."

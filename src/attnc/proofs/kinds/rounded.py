@@ -49,11 +49,12 @@ class StageRounding:
         """Return the bound over the box if it is negligible beside the goal, else None. Without a goal nothing is."""
         if self.box is None or goal == np.inf:
             return None
-        whole = self._without_weights if for_any_weights else self._with_weights
+        whole = self._without_weights if for_any_weights else self.on_box
         return whole if whole.max(initial=0.0) <= NEGLIGIBLE_SHARE * goal else None
 
     @functools.cached_property
-    def _with_weights(self) -> Float[np.ndarray, "1 outputs"]:
+    def on_box(self) -> Float[np.ndarray, "1 outputs"]:
+        """The bound over the whole box."""
         return self.over(*self._whole, for_any_weights=False)
 
     @functools.cached_property
