@@ -158,7 +158,7 @@ export function draw() {
   const focused = document.activeElement?.dataset?.point;
   figure.draw({ x: [-1.05, 1.05], y: [-1.25, 1.25], layers });
   if (focused !== undefined && dragged < 0) figure.svg.querySelector(`.handle[data-point="${focused}"]`)?.focus();
-  figure.setLegend([[c.network, 'attention, the last layer bold'], [c.target, 'exact solution', 'dashed'], [c.key, 'the prompt: points to drag']]);
+  figure.setLegend([[c.network, 'attention, the last layer bold'], [c.target, 'exact solution', 'dashed'], [c.key, 'the prompt: points to drag', 'dot']]);
   if (fit) {
     const above = fit.loss.map((loss) => Math.max(loss - fit.exact_loss, 1e-16));
     const most = Math.max(1e-3, ...above.filter(Number.isFinite));

@@ -229,7 +229,7 @@ export class Pictures {
     const reach = nice(Math.max(worst, 1e-16));
     this.error2.draw({ ...ranges, image: image(errors, -reach, reach, 'errors'), layers: here });
     const bound = now.isOwn && certificate.norm === 'inf' && certificate.bound !== null ? `; proven: at most ${ceiling(certificate.bound)}` : '';
-    this.error2.note.textContent = `From −${shown(reach)} (blue) to ${shown(reach)} (orange)${bound}`;
+    this.error2.note.textContent = `Colours from −${shown(reach)} (blue) to ${shown(reach)} (orange)${bound}`;
     this.partition.draw({ ...ranges, image: { columns: count, rows: count, paint: (data) => paintCells(data, count, cells.ids) }, layers: [...keyCircles, ...here] });
     this.partition.note.textContent = `${cells.number} ${cells.number === 1 ? 'cell' : 'cells'}; a colour is one key${now.units.length > 1 ? ' of each head' : ''}`;
 
@@ -238,7 +238,7 @@ export class Pictures {
     const most = Math.max(...weights);
     this.keys.figure.hidden = !weights.length;
     if (weights.length) this.keys.draw({ x: [0, Math.max(2, weights.length)], y: [0, most > 0.55 ? 1 : nice(most * 1.1)], labelX: now.units.length > 1 ? 'key, head after head' : 'key', labelY: 'weight', layers: [{ kind: 'bars', ys: weights, colour: c.network, best: top, bestColour: c.key }] });
-    this.keys.setLegend([[c.network, 'weight of each key', 'box'], [c.key, 'the key that wins', 'box']]);
+    this.keys.setLegend([[c.network, 'weight of each key', 'bar'], [c.key, 'the key that wins', 'bar']]);
     const target = between(picture, at);
     this.reading = `${this.first()}At ${x} = ${shown(at[0], 3)}, ${y} = ${shown(at[1], 3)}: network ${shown(looked.outputs[0], 3)}, function ${shown(target, 3)}. ${weights.length ? `Key ${top + 1} wins with weight ${shown(weights[top], 2)}` : NO_KEYS}.`;
     return worst;

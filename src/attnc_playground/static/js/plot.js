@@ -90,6 +90,12 @@ function decades(from, to, most) {
   return found;
 }
 
+function swatch(colour, kind) {
+  if (kind === 'dot') return svg('circle', { cx: 8, cy: 5, r: 4, fill: colour });
+  if (kind === 'box' || kind === 'bar') return svg('rect', { x: 0, y: 1, width: 16, height: 8, fill: colour, opacity: kind === 'box' ? 0.35 : 1 });
+  return svg('line', { x1: 0, x2: 16, y1: 5, y2: 5, stroke: colour, 'stroke-width': 2.5, 'stroke-dasharray': kind === 'dashed' ? '4 3' : null });
+}
+
 /**
  * A figure. `draw` takes the ranges of the axes and layers: {kind: 'line'|'steps'|'band'|'ticks'|'points'|'image'|…}.
  */
@@ -120,12 +126,11 @@ export class Plot {
     if (this.spec) this.draw(this.spec);
   }
 
-  /** Say what the colours mean: [[colour, text, dashed]]. */
+  /** Say what the colours mean: [[colour, text, kind]]. The kind is 'dashed', 'box', 'bar' or 'dot'; without one it is a line. */
   setLegend(entries) {
     this.legend.replaceChildren(
       ...entries.map(([colour, text, kind]) => {
-        const line = kind === 'box' ? svg('rect', { x: 0, y: 1, width: 16, height: 8, fill: colour, opacity: 0.35 }) : svg('line', { x1: 0, x2: 16, y1: 5, y2: 5, stroke: colour, 'stroke-width': 2.5, 'stroke-dasharray': kind === 'dashed' ? '4 3' : null });
-        return make('span', { class: 'entry' }, svg('svg', { viewBox: '0 0 16 10', width: 16, height: 10, 'aria-hidden': 'true' }, line), text);
+        return make('span', { class: 'entry' }, svg('svg', { viewBox: '0 0 16 10', width: 16, height: 10, 'aria-hidden': 'true' }, swatch(colour, kind)), text);
       }),
     );
   }

@@ -330,7 +330,7 @@ async function offer() {
     element("gallery").append(option);
   }
   element("gallery").disabled = !offered.length;
-  if (!offered.length) element("gallery").options[0].textContent = "none is offered here";
+  if (!offered.length) element("gallery").options[0].textContent = "on the site of the documentation";
 }
 
 function listen() {
