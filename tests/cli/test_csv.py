@@ -14,6 +14,7 @@ import pytest
 
 import attnc
 from attnc.cli import tables
+from attnc.targets import csv_rows
 from cli.running import Ran
 
 
@@ -192,10 +193,10 @@ def test_files_that_cannot_be_read(refused, tmp_path: Path, monkeypatch):
     assert "not a regular file" in refusal(tmp_path / "pipe")
     assert "line 3: not UTF-8 (byte 0xe9); save the file as UTF-8" in refusal(path, b"x,z\n1,2\n\xe9,3\n")
     assert refusal(path, b"x,z\n1,2\x00\n")
-    monkeypatch.setattr(tables, "MAX_ROWS", 40)
+    monkeypatch.setattr(csv_rows, "MAX_ROWS", 40)
     assert "more than 40 rows" in refusal(path, long)
-    monkeypatch.setattr(tables, "MAX_CSV_BYTES", 100)
-    assert "more than the 100 bytes that are read" in refusal(path, long)
+    monkeypatch.setattr(csv_rows, "MAX_LINE", 100)
+    assert "a line has more than 100 characters" in refusal(path, b"x,z\n1,2\n2," + b"3" * 200)
 
 
 def test_an_eps_out_of_reach_is_exit_code_one(run, tmp_path: Path):
@@ -207,3 +208,29 @@ def test_an_eps_out_of_reach_is_exit_code_one(run, tmp_path: Path):
     met = re.match(r"error: eps=(\S+) is (?:expected to be )?met, eps=1e-12 is not\.\n", ran.err)[1]
     again = run("compile", "--csv", path, "--inputs", "x", "--output", "z", "--eps", met, "--dtype", "float32")
     assert again.code == 0, again.err
+
+
+def test_options_of_the_command(run, tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("# station 7\nx;z\nm;K\n0;1,5\n0;1,7\n1;\n2;2,5\n3;4\n", encoding="utf-8")
+    given = ("--csv", path, "--inputs", "x", "--output", "z", "--eps", "1e-3", "--json")
+    ran = run("compile", *given, "--decimal", ",", "--skip-missing", "--duplicates", "mean")
+    assert ran.code == 0, ran.err
+    assert ran.json["num_points"] == 3
+    assert len(ran.json["remarks"]) == 3
+    assert run("compile", *given, "--decimal", ",").code == 2
+
+
+def test_parquet_and_zarr(run, tmp_path):
+    pyarrow, zarr = pytest.importorskip("pyarrow"), pytest.importorskip("zarr")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    columns = {"x": np.linspace(0, 1, 30), "z": np.exp(np.linspace(0, 1, 30))}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "t.parquet")
+    group = zarr.open_group(tmp_path / "t.zarr", mode="w")
+    for name, column in columns.items():
+        group.create_array(name, data=column)
+    for path in (tmp_path / "t.parquet", tmp_path / "t.zarr"):
+        ran = run("compile", "--csv", path, "--inputs", "x", "--output", "z", "--eps", "1e-6", "--json")
+        assert (ran.code, ran.err) == (0, "")
+        assert ran.json["num_points"] == 30
+        assert run("compile", "--csv", path, "--inputs", "x", "--output", "z", "--decimal", ",").code == 2

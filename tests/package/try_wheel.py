@@ -156,6 +156,16 @@ assert "no dask scheduler" in run(
     "lab", "run", "range_length", "--out", "run", "--cluster", "tcp://127.0.0.1:9", code=2
 )
 """,
+    "tables": """
+import numpy, pyarrow, pyarrow.parquet, zarr
+x = numpy.linspace(0.0, 1.0, 50)
+pyarrow.parquet.write_table(pyarrow.table({"x": x, "z": numpy.exp(x)}), "table.parquet")
+run("compile", "--csv", "table.parquet", "--inputs", "x", "--output", "z", "--eps", "1e-6", "--out", "net")
+group = zarr.open_group("table.zarr", mode="w")
+group.create_array("x", data=x)
+group.create_array("z", data=numpy.exp(x))
+run("compile", "--csv", "table.zarr", "--inputs", "x", "--output", "z", "--eps", "1e-6", "--out", "net2")
+""",
     "dev": """
 import hypothesis, mypy, pytest, ruff
 """,

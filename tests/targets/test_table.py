@@ -119,7 +119,12 @@ GOOD = np.arange(6.0).reshape(3, 2)
         ([1, 2], np.zeros((2, 2, 2)), None, "the values of a table have shape (N,) or (N, k); found (2, 2, 2)"),
         (3.0, [1], None, "the points of a table have shape (N,) or (N, d); found ()"),
         (GOOD, [1, 2], None, "a table needs a row of values for each point; found 3 points, 2 rows"),
-        (np.random.default_rng(0).random((7, 5)), np.zeros(7), None, "a table whose points form no grid has 1 to 4 input columns"),
+        (
+            np.random.default_rng(0).random((7, 5)),
+            np.zeros(7),
+            None,
+            "a table whose points form no grid has 1 to 4 input columns",
+        ),
         (np.zeros((5, 0)), np.zeros(5), None, "a table has 1 to 6 input columns; the points have 0"),
         (GOOD, np.zeros((3, 0)), None, "a table needs at least one column of values"),
         ([], [], None, "a table needs at least two points; found 0"),

@@ -18,10 +18,17 @@ SLAB_NUMBERS = 2**22
 """Numbers of a Zarr array that are read at once, or one of its chunks along the first axis if that is more."""
 MAX_NUMBERS = 2**30
 """Most numbers of a table: 8 GiB of memory."""
-CODECS = frozenset(
-    ("blosc", "bytes", "bz2", "crc32c", "delta", "endian", "fixedscaleoffset", "gzip", "lz4", "lzma")
-    + ("sharding_indexed", "shuffle", "transpose", "zlib", "zstd")
-)
+COMPRESSORS = frozenset(("blosc", "bz2", "gzip", "lz4", "lzma", "zlib", "zstd"))
+CODECS = COMPRESSORS | {
+    "bytes",
+    "crc32c",
+    "delta",
+    "endian",
+    "fixedscaleoffset",
+    "sharding_indexed",
+    "shuffle",
+    "transpose",
+}
 """The codecs of Zarr chunks that are read. Others, such as pickle, might run code that is stored in a file."""
 MAX_METADATA = 2**20
 """The longest description of a Zarr array, in bytes."""
@@ -92,7 +99,10 @@ def _left_out(count: int) -> tuple[str, ...]:
 def zarr_table(
     path: PathLike, inputs: Sequence[str], outputs: Sequence[str], *, skip_missing: bool
 ) -> tuple[list[np.ndarray] | None, np.ndarray, tuple[str, ...]]:
-    """Return nodes and values of a grid, or None and rows of scattered points; and remarks."""
+    """Return nodes and values of a grid, or None and rows of scattered points; and remarks.
+
+    With one input in ascending or descending order, the rows are a grid.
+    """
     shown = os.fspath(path)
     if not os.path.isdir(shown):
         raise FileError(f"{shown!r} is no folder of Zarr arrays")
@@ -104,7 +114,8 @@ def zarr_table(
     sizes = tuple(axis.shape[0] for axis in nodes)
     if sum(int(np.prod(array.shape)) for array in arrays) > MAX_NUMBERS:
         raise InputError(f"{shown}: the outputs have more than {MAX_NUMBERS:,} numbers; thin the table first")
-    if len(inputs) > 1 and all(array.shape == sizes[:1] for array in arrays) and len(set(sizes)) == 1:
+    is_ordered = len(nodes) == 1 and sizes[0] < MAX_NUMBERS and _is_ordered(_numbers_of(nodes[0], shown))
+    if all(array.shape == sizes[:1] for array in arrays) and len(set(sizes)) == 1 and not is_ordered:
         rows = np.empty((sizes[0], len(nodes) + len(arrays)))
         for j, array in enumerate([*nodes, *arrays]):
             _fill_from(array, rows[:, j], shown)
@@ -122,11 +133,10 @@ def zarr_table(
         _fill_from(array, values[..., j] if len(arrays) > 1 else values, shown)
     axes = []
     for i, axis in enumerate(nodes):
-        found = np.empty(axis.shape)
-        _fill_from(axis, found, shown)
-        if len(found) > 1 and found[0] > found[-1]:  # such as latitudes from north to south
-            found, values = found[::-1].copy(), np.flip(values, i)
-        axes.append(found)
+        coordinates = _numbers_of(axis, shown)
+        if len(coordinates) > 1 and coordinates[0] > coordinates[-1]:  # such as latitudes from north to south
+            coordinates, values = coordinates[::-1].copy(), np.flip(values, i)
+        axes.append(coordinates)
     return axes, values, ()
 
 
@@ -170,6 +180,17 @@ def _codecs(described: Any) -> set[str]:
     if described.get("compressor"):
         found.add(str(described["compressor"].get("id")))
     return found
+
+
+def _is_ordered(numbers: np.ndarray) -> bool:
+    steps = np.diff(numbers)
+    return bool((steps > 0).all() or (steps < 0).all())
+
+
+def _numbers_of(array: Any, shown: str) -> np.ndarray:
+    numbers = np.empty(array.shape)
+    _fill_from(array, numbers, shown)
+    return numbers
 
 
 def _fill_from(array: Any, out: np.ndarray, shown: str) -> None:

@@ -166,8 +166,6 @@ class TableTarget(Target):
         >>> table.num_points, attnc.compile(table, eps=1e-3).certificate.bound <= 1e-3
         (45, True)
         """
-        if isinstance(nodes, np.ndarray) and nodes.ndim == 1:
-            nodes = [nodes]
         axes = tuple(_numbers("nodes", axis) for axis in nodes)
         columns = _columns(names, len(axes))
         for name, axis in zip(columns, axes, strict=True):

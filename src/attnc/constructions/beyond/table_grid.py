@@ -179,14 +179,15 @@ class GridTableSearch(TableSearch):
         """Return lines along axis i: chosen lines of f, and the largest lines of the values left by earlier axes."""
         lines = np.moveaxis(self.tensor, i, 0)
         where = tuple(np.delete(self.through, i, axis=1).T)
-        f = (lines[(slice(None), *where)] if where else lines) - self.middle
+        f = (lines[:, *where] if where else lines) - self.middle
         peaks = [np.abs(block).max(axis=0) for _, block in column_blocks(solved, i, self._minus(i))]
         size = np.concatenate(peaks)
         limits = np.tile(max_value * self.sizes, len(size) // len(self.sizes))
         largest = np.argsort(size / limits)[-2 * NUM_SECTIONS :]
         made = np.moveaxis(solved, i, 0)
         places = np.unravel_index(largest, made.shape[1:])
-        chosen = made[(slice(None), *places)] - (self.middle[places[-1]] if i == 0 else 0.0)
+        chosen = np.stack([made[:, *place] for place in zip(*places, strict=True)], axis=1)
+        chosen -= self.middle[places[-1]] if i == 0 else 0.0
         return Sections(f.reshape(len(lines), -1), chosen, limits[largest])
 
     def _minus(self, i: int) -> np.ndarray | float:

@@ -354,9 +354,9 @@ class ScatteredSearch(TableSearch):
     def _grid_of(self, polynomial: TensorPolynomial, goal: float) -> _GridFit | None:
         """Return a grid of keys within the goal of the polynomial at the nodes of a fine grid, or None."""
         box = self.table.box
-        counts = [min(NODES_PER_DEGREE * (int(n) + 1) + 4, MAX_NODES[box.d]) for n in polynomial.index.max(axis=0)]
-        nodes = [np.linspace(lo, hi, n) for lo, hi, n in zip(box.lo, box.hi, counts, strict=True)]
-        target = TableTarget.from_grid(nodes, polynomial.on_grid([np.linspace(-1, 1, n) for n in counts]), box.names)
+        sizes = [min(NODES_PER_DEGREE * (int(n) + 1) + 4, MAX_NODES[box.d]) for n in polynomial.index.max(axis=0)]
+        nodes = [np.linspace(lo, hi, n) for lo, hi, n in zip(box.lo, box.hi, sizes, strict=True)]
+        target = TableTarget.from_grid(nodes, polynomial.on_grid([np.linspace(-1, 1, n) for n in sizes]), box.names)
         if float(np.ptp(target.values)) == 0:
             return None
         grid = target.grid
