@@ -28,7 +28,7 @@ SORT_AT_ONCE = 2**20
 """Up to this number of rows all columns are sorted together. For more, the first column is sorted, and the others only
 if it has equal numbers."""
 DUPLICATES = ("error", "mean", "first")
-"""What to do with rows that state different values for one point."""
+"""The ways to treat rows that state different values for one point."""
 
 
 class TableTarget(Target):
@@ -48,7 +48,7 @@ class TableTarget(Target):
     label : callable, optional
         Maps a row number to its name in messages. The default is "row 3"; a table from a file names lines.
     duplicates : str
-        What to do with different values at one point: "error" refuses them, "mean" takes their mean, and "first" the
+        The treatment of different values at one point: "error" refuses them, "mean" takes their mean, and "first" the
         value of the first row.
     tolerance : float
         With "error", values at one point that differ by at most this are accepted. Their middle is the table's value.

@@ -202,7 +202,7 @@ class ScatteredSearch(TableSearch):
     def smooth(self) -> Iterator[TableFit]:
         """Yield the smallest grid that is found with an error ≤ TABLE_SHARE·eps before rounding, if there is one.
 
-        A polynomial through the points says what a smooth function has between them. So the axes of the grid can be
+        A polynomial through the points stands for a smooth function between them. So the axes of the grid can be
         chosen one by one, as for a gridded table. If there is no such polynomial, grids of one shape are tried in turn.
         """
         if self.near.is_rough:
