@@ -1,6 +1,6 @@
 """The cost of a bound of gradients: keys, time and tightness, for eps 1e-6 and gradient_eps 1e-4.
 
-`python benchmarks/gradients.py` prints one table in Markdown. Each function is compiled twice in one run, for the values
+`python benchmarks/gradients.py` prints one table in Markdown. Each function is compiled twice in one run, for values
 alone and with norm="C1", by the same construction, or both times by "auto". Times are CPU seconds of the proofs of the
 same network.
 """

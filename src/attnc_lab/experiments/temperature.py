@@ -157,8 +157,8 @@ def judge(table: Table) -> Verdicts:
         "the smallest error over p = 8 … 64, as a share of the range, is "
         + ", ".join(f"{errors[beta]:.2g} at β = {beta:g} (p = {best[beta]})" for beta in RAW)
         + f"; it follows exact arithmetic within a factor {ratio_raw:.3f}. In units of the "
-        f"spacing "
-        f"these β are {raw.column('beta').min():.2g} to {raw.column('beta').max():.3g}: β = 10 is soft for every p ≥ 8.",
+        f"spacing these "
+        f"β are {raw.column('beta').min():.2g} to {raw.column('beta').max():.3g}: β = 10 is soft for every p ≥ 8.",
         {**ratio_raw.numbers("ratio"), **{f"beta_{beta:g}": value for beta, value in errors.items()}},
     )
 
