@@ -36,8 +36,8 @@ else:
 DENSE_BYTES = 2**27
 """Constants up to this size in bytes are dense in evaluation. Larger ones are unpacked block by block. It
 is an eighth of the memory that a network may take by default (MAX_BYTES)."""
-FEW_CELLS = 2**14
-"""Up to this number of array cells, sums of products with a matrix are made densely: 128 KiB of float64."""
+FEW_ENTRIES = 2**14
+"""Up to this number of entries, sums of products with a matrix are made densely: 128 KiB of float64."""
 
 
 class AffineForm(Protocol):
@@ -206,9 +206,9 @@ def _multiply_columns(linear: csr_array, shape: tuple[int, int], matrix: np.ndar
     """Return the linear part of (form @ matrix): rows (i, m) = Σ_j matrix[j, m]·linear[(i, j)]."""
     from scipy.sparse import coo_array, csr_array
 
-    if linear.shape[0] * max(1, linear.shape[1]) * matrix.shape[1] <= FEW_CELLS:
+    if linear.shape[0] * max(1, linear.shape[1]) * matrix.shape[1] <= FEW_ENTRIES:
         # The same sums, in the same order. Conversions of small sparse matrices take ten times as long.
-        parts = linear.toarray().reshape(shape[0], shape[1], 1, -1)
+        parts = linear.toarray().reshape(*shape, 1, linear.shape[1])
         total = np.zeros((shape[0], matrix.shape[1], linear.shape[1]), np.result_type(linear, matrix))
         for j in range(shape[1]):
             total += matrix[j][:, None] * parts[:, j]
