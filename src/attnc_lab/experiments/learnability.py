@@ -73,7 +73,7 @@ def measure(cell: Cell, seed: int) -> list[Row]:
     import torch
 
     from attnc_lab.fitting import Batch, Budget, fit
-    from attnc_lab.training import Heads
+    from attnc_lab.models import Heads
 
     kind, d, name = cell["kind"], cell["d"], cell["target"]
     L, h = centres(d)

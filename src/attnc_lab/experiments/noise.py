@@ -112,7 +112,7 @@ def _trained(cell: Cell, sigma: float, seed: int) -> list[Row]:
     import torch
 
     from attnc_lab.fitting import Batch, Budget, fit
-    from attnc_lab.training import Heads
+    from attnc_lab.models import Heads
 
     what, L = cell["what"], middles(-PADDED, PADDED, P)[:, None]
 

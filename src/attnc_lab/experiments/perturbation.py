@@ -10,6 +10,7 @@ import numpy as np
 import attnc
 from attnc_lab import drawing
 from attnc_lab.experiment import About, Cell, Constant, Row, Span, Status, Table, Verdict, Verdicts, listed, sweep
+from attnc_lab.experiments.rate_in_p import HARD, SOFT
 from attnc_lab.measuring import unproved
 
 SIZES = tuple(float(f"{10**power:.4g}") for power in np.arange(-8, -0.99, 0.5))
@@ -31,7 +32,7 @@ SMALL, LARGE = 1e-6, 1e-1
 """The sizes up to which the first order must hold, and at which training usually leaves weights."""
 
 
-def clip(beta: float | None) -> attnc.Network:
+def clip(beta: float) -> attnc.Network:
     target = attnc.TruncatedLinear([1.0], 0.0, 0.0, 1.0, box=(-0.2, 1.2))
     built = attnc.constructions.truncated_linear(target, num_anchors=17, beta=beta)
     return unproved(attnc.as_target("clip(x, 0, 1)", {"x": (-0.2, 1.2)}), built)
@@ -43,8 +44,8 @@ def partition() -> attnc.Network:
 
 
 SUBJECTS: dict[str, Callable[[], attnc.Network]] = {
-    "hard clip": lambda: clip(60.0),
-    "soft clip": lambda: clip(None),
+    "hard clip": lambda: clip(HARD),
+    "soft clip": lambda: clip(SOFT),
     "partition": partition,
     "solved": lambda: attnc.compile("sin(x)", [(-3, 3)], EPS["solved"], construction="spectral_grid"),
     "composed": lambda: attnc.compile("exp(sin(x)*y)", [(-1, 1)] * 2, EPS["composed"], construction="compose"),

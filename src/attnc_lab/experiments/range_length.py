@@ -77,7 +77,7 @@ def _trained(H: int, steps: int, seed: int) -> list[Row]:
     import torch
 
     from attnc_lab.fitting import Budget, fit
-    from attnc_lab.training import ClippedTokens
+    from attnc_lab.models import ClippedTokens
 
     target = target_of(seed, 2, 3)
     W, t = torch.tensor(target.W) / END, torch.tensor(target.t) / END

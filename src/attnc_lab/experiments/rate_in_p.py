@@ -97,7 +97,7 @@ def train_clip(cell: Cell, heads: int, keys: int, seed: int) -> list[Row]:
     import torch
 
     from attnc_lab.fitting import Batch, Budget, fit
-    from attnc_lab.training import Heads
+    from attnc_lab.models import Heads
 
     def make() -> Heads:
         made = Heads(1, keys, num_heads=heads, d_token=3)
@@ -127,7 +127,7 @@ def _trained_tokens(cell: Cell, seed: int) -> list[Row]:
     import torch
 
     from attnc_lab.fitting import Batch, Budget, fit
-    from attnc_lab.training import ClippedTokens
+    from attnc_lab.models import ClippedTokens
 
     target = target_of(seed, TOKENS)
     W, t = torch.tensor(target.W) / END, torch.tensor(target.t) / END
@@ -177,12 +177,12 @@ def judge(table: Table) -> Verdicts:
             {"constant": measured, **exponents, **papers},
             Constant(measured, "largest error over Δ = |b−a|/(p−1)"),
         )
-    constant = table.where(kind="soft", setting="decades").power("p", "mse", -1)
+    constructed = table.where(kind="soft", setting="decades").power("p", "mse", -1)
     for start in STARTS:
         rows = table.where(kind="trained", setting="decades", start=start)
         by_p = {p: Interval.of(rows.where(p=p).column("mse")) for p in sorted(rows.distinct("p"))}
         law = fit_power(np.array(list(by_p)) - 1.0, np.array([found.mean for found in by_p.values()]))
-        excess = {p: found.mean / constant(np.array([p - 1.0]))[0] for p, found in by_p.items()}
+        excess = {p: found.mean / constructed(np.array([p - 1.0]))[0] for p, found in by_p.items()}
         last, best = max(by_p), rows.where(p=max(by_p)).column("mse").min()
         yield Verdict(
             f"A trained head has an MSE of O(p⁻²) as well, below that of the construction: start {start}.",

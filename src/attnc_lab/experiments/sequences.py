@@ -87,7 +87,7 @@ def _trained(model: str, steps: int, seed: int) -> list[Row]:
     import torch
 
     from attnc_lab.fitting import Batch, Budget, fit
-    from attnc_lab.training import SequenceModel
+    from attnc_lab.models import SequenceModel
 
     W, b, x, y = (torch.tensor(array, dtype=torch.float32) for array in _task(seed))
 

@@ -134,17 +134,16 @@ def judge(table: Table) -> Verdicts:
     ratio = Span.of(low.column("max_error") / farthest(low.column("p"), ROUNDOFF["bfloat16"]))
     first = min(broken["bfloat16"], default=0)
     single_breaks = f"from p = {min(broken['float32']):,} on" if broken["float32"] else f"not up to p = {SIZES[-1]:,}"
-    predicted = {f"{dtype}_predicted": limits[dtype] for dtype in ("bfloat16", "float32")}
+    named = {f"{dtype}_predicted": limits[dtype] for dtype in ("bfloat16", "float32")}
     yield Verdict(
         "Each arithmetic breaks where rounded scores let a wrong anchor win, at p ≈ 1 + √(1/2u), whatever β is.",
         Status.CONSTANT.when(first > 0 and not broken["float64"] and ratio.largest <= 1),
         f"predicted p = {limits['bfloat16']:.0f} in bfloat16, {limits['float32']:,.0f} in float32, "
         f"{limits['float64']:.1e} in float64. Measured: the error in bfloat16 exceeds a spacing from p = {first} on, "
         f"with {ratio:.2f} times the predicted error; float32 {single_breaks}.",
-        {"bfloat16_first": first, **predicted, "largest_ratio": ratio.largest},
+        {"bfloat16_first": first, **named, "largest_ratio": ratio.largest},
         Constant(ratio.largest, "largest error over √(¼ + 6ur²) spacings, in bfloat16"),
     )
-
     raw = table.where(sweep="raw")
     share = raw.column("max_error") / (raw.column("p") - 1)
     predicted = np.array([raw_error(row["raw"], row["p"]) for row in raw])
@@ -156,9 +155,9 @@ def judge(table: Table) -> Verdicts:
         Status.HOLDS.when(ratio_raw.least > 0.95 and ratio_raw.largest < 1.02 and errors[1000.0] < errors[10.0] / 3),
         "the smallest error over p = 8 … 64, as a share of the range, is "
         + ", ".join(f"{errors[beta]:.2g} at β = {beta:g} (p = {best[beta]})" for beta in RAW)
-        + f"; it follows exact arithmetic within a factor {ratio_raw:.3f}. In units of the "
-        f"spacing these "
-        f"β are {raw.column('beta').min():.2g} to {raw.column('beta').max():.3g}: β = 10 is soft for every p ≥ 8.",
+        + f"; it follows exact arithmetic within a factor {ratio_raw:.3f}. In units of the spacing "
+        f"these β are {raw.column('beta').min():.2g} to {raw.column('beta').max():.3g}: β = 10 is soft for every "
+        "p ≥ 8.",
         {**ratio_raw.numbers("ratio"), **{f"beta_{beta:g}": value for beta, value in errors.items()}},
     )
 
@@ -167,10 +166,10 @@ def draw(table: Table, picture: drawing.Figure) -> None:
     left, middle, right, last = drawing.panels(picture, 4, width=5.8, height=4.6, rows=2)
     last.label("β in the paper's units, float64", "β for u in [0, 1]", "largest error, share of the range", log="xy")
     fine = np.logspace(0.8, 3.2, 40)
-    for p, colour, marker in zip(RAW_SIZES, drawing.PALETTE, drawing.MARKERS, strict=False):
-        last.theory(fine, [raw_error(b, p) for b in fine], "theory: exact arithmetic" if p == 8 else "", colour)
-        rows = Table({**row, "share": row["max_error"] / (p - 1)} for row in table.where(sweep="raw", p=p))
-        last.points(rows, "raw", "share", f"p = {p}", colour, marker)
+    for size, colour, marker in zip(RAW_SIZES, drawing.PALETTE, drawing.MARKERS, strict=False):
+        last.theory(fine, [raw_error(b, size) for b in fine], "theory: exact arithmetic" if size == 8 else "", colour)
+        rows = Table({**row, "share": row["max_error"] / (size - 1)} for row in table.where(sweep="raw", p=size))
+        last.points(rows, "raw", "share", f"p = {size}", colour, marker)
     last.whole_ticks(RAW)
     beta = np.logspace(0, 8, 120)
     left.label(f"error against β, p = {P}", "βΔ²", "largest error, in spacings", log="xy")
