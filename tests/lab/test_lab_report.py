@@ -20,7 +20,7 @@ from attnc_lab.running import measure_cell
 
 pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
-CHEAP = ("range_length", "selection", "frequency", "incontext")
+CHEAP = ("selection", "frequency", "incontext", "diagnosis")
 """The experiments that take seconds."""
 
 
@@ -93,6 +93,12 @@ def median_of_bounds(folder: Path, name: str) -> float:
     return float(np.median(column(seen, "bound") / column(seen, "observed")))
 
 
+def drift_ratio(folder: Path, name: str) -> float:
+    found = rows(folder, name, kind="drift")
+    beta, off = column(found, "beta"), column(found, "off")
+    return float((off * beta)[beta > 4].max() / math.log(9))
+
+
 RECOMPUTED: dict[str, Callable[[Path, str], float]] = {
     "rate_in_p-0-max_exponent": slope("p", "max_error", -1, kind="hard", setting="decades"),
     "rate_in_p-2-mse_low": lambda f, name: interval(
@@ -115,6 +121,7 @@ RECOMPUTED: dict[str, Callable[[Path, str], float]] = {
     "sequences-0-exponent_2": slope("P", "max_error", kind="constructed", model="two layers", n="2"),
     "incontext-0-one_head": slope("eps", "error", kind="step", heads="1"),
     "beyond-1-median": median_of_bounds,
+    "diagnosis-2-largest_ratio": drift_ratio,
 }
 """A number of every experiment, by a way of its own from the CSV."""
 

@@ -114,5 +114,6 @@ ABOUT = About(
     "Selection: anchors ∝ ε^−D. Solved values at moderate temperature: polylogarithmic in 1/ε for "
     "analytic functions; gates: two keys for ReLU at any ε; composition: the sum over an expression's heads. A "
     "proven bound is at least the observed error.",
-    "beyond the papers; 2504.15956: limitation computational overhead, open question on parameter complexity",
+    "beyond the papers; the summary of 2504.15956: limitation computational overhead, open question on parameter "
+    "complexity",
 )

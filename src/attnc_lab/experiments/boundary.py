@@ -192,6 +192,6 @@ ABOUT = About(
     "A seam adds (N−1)/2·e^(−βΔ²⌊(s+1)²/2⌋) spacings with s sentinels per side; an end adds nothing. A "
     "steep place costs its oscillation over half a cell, tanh(kh/2); a jump J in the middle of a cell costs ½J·√h in "
     "L₂ and J/2 or more in L∞.",
-    "2504.15956: failure signature boundary artefacts, next checks 2 (stress test domain boundaries), "
+    "the summary of 2504.15956: failure signature boundary artefacts, next checks 2 (stress test domain boundaries), "
     "limitation continuity",
 )

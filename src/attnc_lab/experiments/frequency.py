@@ -95,6 +95,6 @@ ABOUT = About(
     "Frequency of the target at a fixed grid",
     "At which frequency does a fixed partition fail, and does the error equal the oscillation bound?",
     "|out − f| ≤ ω_f(h/2) = 2·sin(ωh/4) for sin(ωx), at most 2; ωh/2 to first order.",
-    "2504.19901: mechanism 2, break condition (high frequency within a cell), mechanism 3, failure signature "
-    "oscillations",
+    "the summary of 2504.19901: mechanism 2, break condition (high frequency within a cell), mechanism 3, failure "
+    "signature oscillations",
 )

@@ -164,5 +164,6 @@ ABOUT = About(
     "over two tasks?",
     "Difference heads on scores εr_i give the gradient up to O(ε²), O(ε^2m) with m pairs; with "
     "contraction ρ the error over T steps is at most δ(1−ρ^T)/(1−ρ), bounded for every T.",
-    "2504.15956: key results (in-context gradient descent), open question on multi-step and task composition",
+    "the summary of 2504.15956: key results (in-context gradient descent), open question on multi-step and "
+    "task composition",
 )

@@ -109,6 +109,6 @@ ABOUT = About(
     "Does the softmax select the nearest anchor, and at which β does it begin to?",
     "Weights ∝ exp(−β(u − L_k)²). Mean entropy over u: log p for β → 0, ½·log(πe/βΔ²) while many anchors "
     "share, π²/(6βΔ²) once two do.",
-    "2504.15956: mechanism 1, first experiments 2 (heat maps), failure signature uniform attention; "
-    "2504.19901: fuzzy partitioning, temperature scaling",
+    "the summary of 2504.15956: mechanism 1, first experiments 2 (heat maps), failure signature uniform attention; "
+    "the summary of 2504.19901: fuzzy partitioning, temperature scaling",
 )

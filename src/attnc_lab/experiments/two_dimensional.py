@@ -137,6 +137,6 @@ ABOUT = About(
     "Do the explicit single-head weights approximate sin(x) + cos(y) within ε in L∞? In L_p? With fewer cells on less?",
     "|out − f| ≤ Λ₁h/2 (+ leak): P = Λ₁·w/2ε cells per axis, ε⁻² in two dimensions; (w/w')² fewer on a "
     "smaller square; in L₂ a jump along a curve costs O(√h).",
-    "2504.19901: first experiments 1 (synthetic 2D approximation), key results (L∞, L_p, cross-attention, "
-    "Lipschitz functions on smaller domains)",
+    "the summary of 2504.19901: first experiments 1 (synthetic 2D approximation), key results (L∞, L_p, "
+    "cross-attention, Lipschitz functions on smaller domains)",
 )
