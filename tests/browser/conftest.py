@@ -28,7 +28,12 @@ OPTIONS = ("--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disabl
 """A container has no sandbox, no graphics card, and little shared memory. The browser itself must not call home."""
 LOOPBACK = ("127.0.0.1", "localhost", "")
 AUDIT = Path(__file__).with_name("audit.js").read_text(encoding="utf-8")
-WAIT = 120_000
+PAINTED = """() => new Promise((painted) => {
+  const look = (list) => list.getEntriesByName('first-contentful-paint').length && painted();
+  new PerformanceObserver(look).observe({ type: 'paint', buffered: true });
+})"""
+"""Wait until something of the page can be seen."""
+WAIT = 300_000
 """Longest wait for anything on a page, in ms: the machine may be busy with other things."""
 
 NETWORKS: dict[str, tuple[str, dict[str, tuple[float, float]], float, dict[str, Any]]] = {
@@ -82,6 +87,11 @@ class Visit:
     def _watch(self, page: Page) -> None:
         page.on("console", lambda message: self.errors.append(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error: self.errors.append(str(error)))
+
+    def open(self, address: str) -> None:
+        """Go to a page, and wait until it is painted: before that, the browser may drop keys."""
+        self.page.goto(address)
+        self.page.evaluate(PAINTED)
 
     def audit(self) -> list[str]:
         """Return what is wrong with contrast, names for screen readers, and width."""

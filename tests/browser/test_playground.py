@@ -19,8 +19,6 @@ from browser.conftest import Visit
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-PAUSE = 400
-"""Milliseconds after which the page has named failures and found the best β, which it does when a slider rests."""
 READY = re.compile("ready|error")
 PRESETS = ("sin", "step", "kink", "runge", "relu", "gelu", "product", "bump")
 
@@ -32,6 +30,16 @@ def settled(page: Page) -> str:
     html = page.locator("html")
     expect(html).to_have_attribute("data-state", READY)
     return html.get_attribute("data-state") or ""
+
+
+def rested(page: Page) -> None:
+    """Wait until the page has drawn, named failures and found the best β, which it does when a slider rests."""
+    page.locator("html:not([data-busy])").wait_for(state="attached")
+
+
+def planned(page: Page) -> None:
+    """Wait until the table of constructions and the curve of costs are those of the function."""
+    page.locator("#cost-curve[data-complete]").wait_for()
 
 
 def refusals_are_expected(visit: Visit) -> None:
@@ -47,7 +55,7 @@ def slide(page: Page, name: str, *keys: str) -> None:
     """Move a slider with the keyboard, as a reader without a mouse does."""
     for key in keys:
         page.get_by_test_id(name).press(key)
-    page.wait_for_timeout(PAUSE)
+    rested(page)
 
 
 def shows_failure(page: Page, words: str) -> None:
@@ -60,7 +68,7 @@ def shows_failure(page: Page, words: str) -> None:
 def page(browser: Browser, playground: str) -> Iterator[Page]:
     """A page that many tests use in turn. Each begins with a preset."""
     visit = Visit(browser.new_context())
-    visit.page.goto(f"{playground}/")
+    visit.open(f"{playground}/")
     assert settled(visit.page) == "ready"
     yield visit.page
     assert (visit.errors, visit.elsewhere) == ([], [])
@@ -101,7 +109,7 @@ def test_the_temperature_goes_from_uniform_to_one_hot(page: Page) -> None:
     assert "one-hot" in page.locator("#beta-value").inner_text()
     one_hot = float(fact(page, "largest-error-seen"))
     page.get_by_test_id("beta-best").click()
-    page.wait_for_timeout(PAUSE)
+    rested(page)
     best = float(fact(page, "largest-error-seen"))
     assert best < one_hot < uniform
     position = int(page.get_by_test_id("beta-best").get_attribute("data-position") or "-1")
@@ -114,7 +122,7 @@ def test_more_keys_have_a_smaller_error(page: Page) -> None:
     errors = []
     for keys in (8, 16, 32, 64):
         page.get_by_test_id("keys").fill(str(keys))
-        page.wait_for_timeout(PAUSE)
+        rested(page)
         assert fact(page, "keys") == str(keys)
         errors.append(float(fact(page, "largest-error-seen")))
     assert all(1.5 < before / after < 2.5 for before, after in itertools.pairwise(errors))  # 1/keys
@@ -143,15 +151,17 @@ def test_heads_sentinels_and_arithmetic(page: Page) -> None:
 
 
 def test_a_point_of_the_plane_shows_its_attention(page: Page) -> None:
+    from playwright.sync_api import expect
+
     preset(page, "bump")
-    before = page.locator("#readout").inner_text()
-    box = page.get_by_test_id("plot-network").locator("svg, canvas").first.bounding_box()
+    readout = page.locator("#readout")
+    before = readout.inner_text()
+    picture = page.get_by_test_id("plot-network").locator(".frame")
+    box = picture.bounding_box()
     assert box
-    page.mouse.move(box["x"] + 0.7 * box["width"], box["y"] + 0.3 * box["height"])
-    page.wait_for_timeout(PAUSE)
-    after = page.locator("#readout").inner_text()
-    assert after != before
-    assert "wins with weight" in after
+    picture.hover(position={"x": 0.7 * box["width"], "y": 0.3 * box["height"]})
+    expect(readout).not_to_have_text(before)
+    expect(readout).to_contain_text("wins with weight")
     assert page.get_by_test_id("plot-keys").is_visible()
 
 
@@ -163,7 +173,7 @@ def test_a_wrong_expression_is_marked_where_it_is_wrong(
     visit: Callable[..., Visit], playground: str, text: str, position: int, words: str
 ) -> None:
     one = visit()
-    one.page.goto(f"{playground}/")
+    one.open(f"{playground}/")
     assert settled(one.page) == "ready"
     one.page.get_by_test_id("expression").fill(text)
     assert settled(one.page) == "error"
@@ -183,7 +193,7 @@ def test_a_wrong_expression_is_marked_where_it_is_wrong(
 def test_unusual_functions_are_drawn(visit: Callable[..., Visit], playground: str, text: str) -> None:
     """Networks without a key, names that JavaScript gives a meaning, and several outputs."""
     one = visit()
-    one.page.goto(f"{playground}/")
+    one.open(f"{playground}/")
     assert settled(one.page) == "ready"
     for view in ("compiled", "byhand"):
         one.page.get_by_test_id(f"view-{view}").check()
@@ -199,14 +209,14 @@ def test_unusual_functions_are_drawn(visit: Callable[..., Visit], playground: st
 def test_an_exact_network_has_no_error(visit: Callable[..., Visit], playground: str) -> None:
     """Its bound is 0, so the page must compute at the very points at which the server took the function."""
     one = visit()
-    one.page.goto(f"{playground}/#f=2*x&view=compiled")
+    one.open(f"{playground}/#f=2*x&view=compiled")
     assert settled(one.page) == "ready"
     assert (fact(one.page, "proven-bound"), fact(one.page, "largest-error-seen")) == ("0", "0")
 
 
 def test_the_link_to_the_pictures_keeps_the_state(visit: Callable[..., Visit], playground: str) -> None:
     one = visit()
-    one.page.goto(f"{playground}/#f=cos(x)")
+    one.open(f"{playground}/#f=cos(x)")
     assert settled(one.page) == "ready"
     one.page.keyboard.press("Tab")
     one.page.keyboard.press("Enter")
@@ -217,7 +227,7 @@ def test_the_link_to_the_pictures_keeps_the_state(visit: Callable[..., Visit], p
 
 def test_a_jump_can_be_measured_in_the_mean(visit: Callable[..., Visit], playground: str) -> None:
     one = visit()
-    one.page.goto(f"{playground}/#f=floor(x)&eps=0.1")
+    one.open(f"{playground}/#f=floor(x)&eps=0.1")
     assert settled(one.page) == "error"
     one.page.get_by_test_id("use-norm").click()
     one.page.get_by_test_id("status").filter(has_text="in the L2 norm").wait_for()
@@ -236,13 +246,13 @@ def test_a_jump_can_be_measured_in_the_mean(visit: Callable[..., Visit], playgro
 )
 def test_a_broken_link_still_opens(visit: Callable[..., Visit], playground: str, link: str) -> None:
     one = visit()
-    one.page.goto(f"{playground}/#{link}")
+    one.open(f"{playground}/#{link}")
     assert settled(one.page) == "ready"
 
 
 def test_a_phone_shows_the_picture_below_the_function(visit: Callable[..., Visit], playground: str) -> None:
     one = visit(400)
-    one.page.goto(f"{playground}/")
+    one.open(f"{playground}/")
     assert settled(one.page) == "ready"
 
     def top(place: str) -> float:
@@ -258,8 +268,9 @@ def test_a_phone_shows_the_picture_below_the_function(visit: Callable[..., Visit
 def test_the_point_under_the_pointer_stays_in_view(page: Page) -> None:
     preset(page, "sin")
     page.get_by_test_id("plot-attention").hover()
+    start = page.evaluate("scrollY")
     page.mouse.wheel(0, 300)
-    page.wait_for_timeout(PAUSE)
+    page.wait_for_function("start => scrollY >= start + 100", arg=start)
     box = page.locator("#readout").bounding_box()
     assert box
     assert 0 <= box["y"] < 400
@@ -270,13 +281,13 @@ def test_the_cost_curve_says_that_it_is_planned(page: Page) -> None:
     preset(page, "runge")
     note = page.locator("#cost-curve-note")
     assert "planned" in note.inner_text() or page.locator("#cost-curve[data-complete]").count()
-    page.locator("#cost-curve[data-complete]").wait_for()
+    planned(page)
     assert "1/ε keys" in note.inner_text()
 
 
 def test_text_of_the_reader_is_never_run(visit: Callable[..., Visit], playground: str) -> None:
     one = visit()
-    one.page.goto(f"{playground}/#f=" + "%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E&box=x%3A-1%3A1")
+    one.open(f"{playground}/#f=" + "%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E&box=x%3A-1%3A1")
     assert settled(one.page) == "error"
     assert one.page.locator("#panel-function img").count() == 0
     refusals_are_expected(one)
@@ -284,7 +295,7 @@ def test_text_of_the_reader_is_never_run(visit: Callable[..., Visit], playground
 
 def test_a_permalink_holds_the_whole_state(visit: Callable[..., Visit], playground: str) -> None:
     one = visit()
-    one.page.goto(f"{playground}/")
+    one.open(f"{playground}/")
     assert settled(one.page) == "ready"
     preset(one.page, "product")
     one.page.get_by_test_id("expression").fill("sin(2*x)*y + 0.25")
@@ -297,9 +308,9 @@ def test_a_permalink_holds_the_whole_state(visit: Callable[..., Visit], playgrou
     slide(one.page, "beta", "Home", "PageUp", "PageUp")
     one.page.get_by_test_id("permalink").click()
     two = visit()
-    two.page.goto(one.page.url)
+    two.open(one.page.evaluate("location.href"))
     assert settled(two.page) == "ready"
-    two.page.wait_for_timeout(PAUSE)
+    rested(two.page)
     for name in ("expression", "box-x-lo", "box-x-hi", "box-y-lo", "eps", "keys", "beta"):
         assert two.page.get_by_test_id(name).input_value() == one.page.get_by_test_id(name).input_value(), name
     assert fact(two.page, "largest-error-seen") == fact(one.page, "largest-error-seen")
@@ -308,8 +319,8 @@ def test_a_permalink_holds_the_whole_state(visit: Callable[..., Visit], playgrou
 
 def test_constructions_side_by_side(page: Page) -> None:
     preset(page, "sin")
+    planned(page)
     rows = page.locator("#constructions tbody tr")
-    rows.first.wait_for()
     names = [rows.nth(i).get_attribute("data-name") for i in range(rows.count())]
     assert {"max_affine", "compose"} <= {*names}
     cells = {name: page.locator(f"#constructions tr[data-name={name}] td") for name in ("max_affine", "compose")}
@@ -334,7 +345,7 @@ def test_downloads(page: Page, tmp_path: Path) -> None:
 
 def test_the_playground_opens_its_network_in_the_verify_page(visit: Callable[..., Visit], playground: str) -> None:
     one = visit()
-    one.page.goto(f"{playground}/")
+    one.open(f"{playground}/")
     assert settled(one.page) == "ready"
     with one.context.expect_page() as waiting:
         one.page.get_by_test_id("verify-open").click()
@@ -348,7 +359,7 @@ def test_regression_in_context(page: Page) -> None:
     assert settled(page) == "ready"
 
     def loss() -> float:
-        page.wait_for_timeout(PAUSE)
+        rested(page)
         assert settled(page) == "ready"
         return float(page.locator("#ic-facts [data-fact=loss]").inner_text().replace("−", "-"))
 
@@ -387,11 +398,11 @@ def test_regression_in_context(page: Page) -> None:
 @pytest.mark.parametrize("width", [1400, 400])
 def test_contrast_names_and_width(visit: Callable[..., Visit], playground: str, width: int, scheme: str) -> None:
     one = visit(width, scheme)
-    one.page.goto(f"{playground}/")
+    one.open(f"{playground}/")
     found = []
     for name in ("sin", "product"):
         preset(one.page, name)
-        one.page.wait_for_timeout(PAUSE)
+        rested(one.page)
         found += [f"{name}: {text}" for text in one.audit()]
     one.page.get_by_test_id("tab-incontext").click()
     assert settled(one.page) == "ready"
@@ -401,10 +412,10 @@ def test_contrast_names_and_width(visit: Callable[..., Visit], playground: str, 
 
 def test_the_keyboard_reaches_everything(visit: Callable[..., Visit], playground: str) -> None:
     one = visit()
-    one.page.goto(f"{playground}/")
+    one.open(f"{playground}/")
     assert settled(one.page) == "ready"
-    one.page.locator("#constructions tbody tr").first.wait_for()
-    one.page.wait_for_timeout(1000)
+    planned(one.page)
+    rested(one.page)
     wanted = one.page.evaluate(
         "() => [...document.querySelectorAll('button, input, select, summary, a[href]')]"
         ".filter((node) => node.checkVisibility() && !node.disabled && node.tabIndex >= 0 && node.type !== 'radio')"
@@ -418,7 +429,7 @@ def test_the_keyboard_reaches_everything(visit: Callable[..., Visit], playground
 def test_the_page_does_not_move_while_it_loads(visit: Callable[..., Visit], playground: str) -> None:
     one = visit()
     one.watch_layout()
-    one.page.goto(f"{playground}/")
+    one.open(f"{playground}/")
     assert settled(one.page) == "ready"
-    one.page.wait_for_timeout(1000)
+    planned(one.page)
     assert one.page.evaluate("moved") <= 0.05

@@ -15,8 +15,11 @@ export function cancel(kind) {
   current.delete(kind);
 }
 
-/** POST JSON. Returns the response, or throws ApiError; returns null if the request was cancelled. */
-export async function post(path, body, kind = path) {
+/**
+ * POST JSON. Returns what `read` makes of the response, or throws ApiError. Returns null if the request was cancelled, which
+ * it can be until the last byte has been read.
+ */
+export async function post(path, body, kind, read) {
   cancel(kind);
   const control = new AbortController();
   current.set(kind, control);
@@ -32,9 +35,9 @@ export async function post(path, body, kind = path) {
       const found = await response.json().catch(() => null);
       throw new ApiError(status, found?.error ?? { message: `the server answered ${status}` });
     }
-    return response;
+    return await read(response);
   } catch (error) {
-    if (error.name === 'AbortError') return null;
+    if (control.signal.aborted) return null;
     if (error instanceof ApiError) throw error;
     throw new ApiError(0, { type: 'Offline', message: 'the server cannot be reached. Start it with `attnc serve`.' });
   } finally {
@@ -42,15 +45,7 @@ export async function post(path, body, kind = path) {
   }
 }
 
-export async function postJson(path, body, kind) {
-  const response = await post(path, body, kind);
-  try {
-    return response && (await response.json());
-  } catch (error) {
-    if (error.name === 'AbortError') return null;
-    throw error;
-  }
-}
+export const postJson = (path, body, kind) => post(path, body, kind, (response) => response.json());
 
 /** Offer bytes as a file. */
 export function save(name, content, type) {

@@ -42,26 +42,54 @@ export function ceiling(value, digits = 3) {
 
 export const grouped = (count) => String(count).replace(/\B(?=(\d{3})+(?!\d))/g, '\u2009');
 
+// As long as work waits for a pause or for a frame, <html data-busy> states that the page is behind its controls.
+let waits = 0;
+
+function waiting(change) {
+  waits += change;
+  if (waits) document.documentElement.dataset.busy = '';
+  else delete document.documentElement.dataset.busy;
+}
+
 /** Call a function after the last of several calls, `milliseconds` later. */
 export function debounced(milliseconds, action) {
   let timer = 0;
-  const later = (...given) => {
+  const cancel = () => {
+    if (!timer) return;
     clearTimeout(timer);
-    timer = setTimeout(action, milliseconds, ...given);
+    timer = 0;
+    waiting(-1);
   };
-  later.cancel = () => clearTimeout(timer);
+  const later = (...given) => {
+    cancel();
+    waiting(1);
+    timer = setTimeout(() => {
+      timer = 0;
+      try {
+        action(...given);
+      } finally {
+        waiting(-1);
+      }
+    }, milliseconds);
+  };
+  later.cancel = cancel;
   return later;
 }
 
-/** Call a function at most once per frame, with the last arguments. */
+/** Call a function at most once per frame. */
 export function eachFrame(action) {
-  let waiting = false;
+  let isAsked = false;
   return () => {
-    if (waiting) return;
-    waiting = true;
+    if (isAsked) return;
+    isAsked = true;
+    waiting(1);
     requestAnimationFrame(() => {
-      waiting = false;
-      action();
+      isAsked = false;
+      try {
+        action();
+      } finally {
+        waiting(-1);
+      }
     });
   };
 }

@@ -34,7 +34,6 @@ export function sharpnessAt(position) {
   return 10 ** (-3 + (6 * position) / 1000);
 }
 
-
 export function start(onChange) {
   changed = onChange;
   pictures = new Pictures(byId('plots-line'), byId('plots-plane'), (at) => {
@@ -84,7 +83,6 @@ export function start(onChange) {
     changed();
   });
   byId('beta-best').addEventListener('click', () => {
-    if (best === null) return;
     state.beta = best;
     controls();
     draw();
@@ -349,6 +347,7 @@ function rebuild() {
   }
   best = null;
   byId('beta-mark').hidden = true;
+  byId('beta-best').disabled = true;
   findBest();
 }
 
@@ -381,6 +380,7 @@ const findBest = debounced(120, () => {
   best = found;
   const mark = byId('beta-mark');
   mark.hidden = false;
+  byId('beta-best').disabled = false;
   mark.style.left = `calc(8px + (100% - 16px) * ${found / 1000})`;
   byId('beta-best').title = `the smallest error seen is ${shown(least)}`;
   byId('beta-best').dataset.position = found;
@@ -541,9 +541,9 @@ async function download(kind) {
   button.disabled = true;
   note.textContent = 'Building the file …';
   try {
-    const response = await post('download', { ...asked(), kind }, `download-${kind}`);
-    if (!response) return;
-    save(SUFFIX[kind], await response.arrayBuffer(), response.headers.get('content-type'));
+    const file = await post('download', { ...asked(), kind }, `download-${kind}`, async (response) => [await response.arrayBuffer(), response.headers.get('content-type')]);
+    if (!file) return;
+    save(SUFFIX[kind], ...file);
     note.textContent = `${SUFFIX[kind]} was saved.`;
   } catch (error) {
     if (!(error instanceof ApiError)) throw error;
@@ -568,6 +568,7 @@ function verify() {
     window.removeEventListener('message', ready);
     try {
       const found = await files;
+      if (!found) return; // asked for again
       const bytes = Object.fromEntries(Object.entries(found).map(([file, text]) => [file, Uint8Array.from(atob(text), (c) => c.charCodeAt(0)).buffer]));
       opened.postMessage({ type: 'attnc-network', name, files: bytes }, location.origin);
       note.textContent = 'The network was handed to the page for verification.';
