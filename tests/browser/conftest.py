@@ -143,7 +143,7 @@ def networks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("networks")
     for name, (expression, box, eps, options) in NETWORKS.items():
         attnc.compile(expression, box, eps=eps, **options).save(folder / name)
-    for name in ("tails", "table", "norm", "second-dtype", "chain", "definitions"):
+    for name in ("tails", "table", "norm", "second-dtype", "chain", "definitions", "gradient"):
         shutil.copytree(OLD / name, folder / name)
     return folder
 

@@ -22,7 +22,19 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 ENDED = re.compile("proved|refused|undecided|broken|missing|stopped")
-HONEST = ("leaves", "stages", "square", "cube", "tails", "table", "norm", "second-dtype", "chain", "definitions")
+HONEST = (
+    "leaves",
+    "stages",
+    "square",
+    "cube",
+    "tails",
+    "table",
+    "norm",
+    "second-dtype",
+    "chain",
+    "definitions",
+    "gradient",
+)
 
 
 def ended(page: Page) -> str:
@@ -63,6 +75,7 @@ def test_it_proves_what_the_command_line_proves(page: Page, networks: Path, name
         found = float(verdicts.nth(i).get_attribute("data-reproved") or "nan")
         assert found == pytest.approx(verdict.reproved, rel=1e-12)  # Arb's last bits depend on the machine
         assert str(verdict.scope) in verdicts.nth(i).inner_text()
+        assert ("every partial derivative" in verdicts.nth(i).inner_text()) == (verdict.gradient_bound is not None)
     for text in there[0].assumptions:
         assert text in page.get_by_test_id("assumed").inner_text()
     leaves = there[-1].leaves

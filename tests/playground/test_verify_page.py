@@ -5,9 +5,12 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import runpy
+import shutil
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,6 +36,44 @@ def test_the_networks_of_a_gallery_are_offered(tmp_path: Path) -> None:
     assert offered == [("One head over a grid", "../gallery/bell/")]
     (entry,) = json.loads(verify_page.generated(offered)[verify_page.NETWORKS])
     assert entry == {"title": "One head over a grid", "url": "../gallery/bell/"}
+
+
+OLD = Path(__file__).parents[1] / "data" / "network-1"
+STATIC = Path(verify_page.__file__).parent / "static" / "verify"
+
+
+def told(folder: Path) -> list[dict[str, Any]]:
+    """Return what the page is told while its checker reads a network."""
+    messages: list[dict[str, Any]] = []
+    driver = runpy.run_path(str(STATIC / "driver.py"), run_name="driver")
+    driver["check"](str(folder), 60.0, lambda text: messages.append(json.loads(text)))
+    return messages
+
+
+@pytest.mark.parametrize(
+    "name", ["leaves", "stages", "tails", "table", "norm", "second-dtype", "chain", "definitions", "gradient"]
+)
+def test_the_page_is_told_every_leaf(name: str) -> None:
+    messages = told(OLD / name)
+    verdicts = [message for message in messages if message["type"] == "verdict"]
+    layouts = [message for message in messages if message["type"] == "layout"]
+    leaves = [leaf[:2] for message in messages if message["type"] == "leaves" for leaf in message["proved"]]
+    assert all(verdict["proved"] for verdict in verdicts)
+    assert [layout["count"] for layout in layouts] == [verdict["leaves"] for verdict in verdicts]
+    assert len(leaves) == sum(verdict["leaves"] for verdict in verdicts)
+    places = [[i, n] for layout in layouts for i, one in enumerate(layout["subjects"]) for n in range(one["count"])]
+    assert sorted(leaves) == sorted(places)
+
+
+def test_the_row_that_is_refused_is_the_row_of_the_reason(tmp_path: Path) -> None:
+    shutil.copytree(OLD / "table", tmp_path / "table")
+    path = tmp_path / "table" / "certificate.json"
+    claim = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(claim | {"bound": claim["bound"] / 1.01, "observed": 0.0}), encoding="utf-8")
+    (verdict,) = (message for message in told(path.parent) if message["type"] == "verdict")
+    assert not verdict["proved"]
+    assert verdict["failed"] == [0, 1]  # the second row of its block
+    assert f"the row leaf {verdict['failed'][1]}," in verdict["reason"]
 
 
 def installed(folder: Path) -> None:

@@ -143,9 +143,10 @@ class _Told:
     def __init__(self, folder: str, name: str, tell: Tell) -> None:
         self.folder, self.name, self.tell = folder, name, tell
         self.claim: Claim | None = None
+        self.subjects: Sequence[Subject] = ()
         self.jobs: Sequence[Job] = ()
         self.found: Mapping[Job, float] = {}
-        self.told = 0  # leaves
+        self.told = 0  # jobs
         self.last = 0.0  # the time of the last message
 
     def run(self, seconds: float) -> None:
@@ -153,7 +154,7 @@ class _Told:
         verdict = attnc_checker.check(self.folder, 1, self._progress, self.name, seconds)
         self._tell_leaves()
         is_leaf = not verdict.proved and verdict.decided and len(self.found) < len(self.jobs)
-        failed = self.jobs[len(self.found)] if is_leaf else None
+        failed = self._failed(*self.jobs[len(self.found)]) if is_leaf else None
         self._say("verdict", **dataclasses.asdict(verdict), failed=failed, done=len(self.found))
 
     def _say(self, kind: str, **content: object) -> None:
@@ -185,18 +186,39 @@ class _Told:
         return [{name: getattr(stage, name) for name in names} for stage in evidence.stages]
 
     def _progress(self, proof: Proof, jobs: Sequence[Job], found: Mapping[Job, float]) -> None:
-        self.jobs, self.found = jobs, found
+        self.subjects, self.jobs, self.found = proof.subjects, jobs, found
         if not found:
             subjects = [_layout(subject) for subject in proof.subjects]
-            self._say("layout", subjects=subjects, count=len(jobs), scope=proof.scope)
+            count = sum(len(self._leaves(*job)) for job in jobs)
+            self._say("layout", subjects=subjects, count=count, scope=proof.scope)
         if time.monotonic() - self.last >= INTERVAL:
             self._tell_leaves()
 
     def _tell_leaves(self) -> None:
-        new = [(*job, self.found[job]) for job in self.jobs[self.told : len(self.found)]]
+        jobs = self.jobs[self.told : len(self.found)]
+        new = [(job[0], leaf, self.found[job]) for job in jobs for leaf in self._leaves(*job)]
         if new:
             self._say("leaves", proved=new)
         self.told, self.last = len(self.found), time.monotonic()
+
+    def _leaves(self, subject: int, n: int) -> range:
+        """Return the leaves that a job proves: one, or a block of rows of a table."""
+        table = self.subjects[subject]
+        if not isinstance(table, Table):
+            return range(n, n + 1)
+        return range(n * table.block, min(len(table.rows), (n + 1) * table.block))
+
+    def _failed(self, subject: int, n: int) -> tuple[int, int]:
+        """Return the subject and the leaf that a failed job could not prove."""
+        leaves, table = self._leaves(subject, n), self.subjects[subject]
+        if isinstance(table, Table):
+            single = dataclasses.replace(table, block=1)
+            for row in leaves:
+                try:
+                    single.found(row)
+                except Refused:
+                    return subject, row
+        return subject, leaves[0]
 
 
 def _number(x: float) -> float | str:
@@ -207,9 +229,11 @@ def _number(x: float) -> float | str:
 def _layout(subject: Subject) -> dict[str, Any]:
     """Return where the leaves of a subject lie. Each has the two ends of all of its sides; a tail has a side."""
     ends = [*map(list, subject.claim.ends)]
+    bounds = subject.bounds
     if isinstance(subject, Table):
-        rows = subject.rows[:MAX_DRAWN]
+        rows = [subject.rows[n] for n in range(min(len(subject.rows), MAX_DRAWN))]
         leaves = [{"kind": "row", "sides": [x for x in row[: len(ends)] for _ in range(2)]} for row in rows]
+        bounds = [subject.claim.bound] * len(subject.rows)  # a job is a block of rows
     else:
         leaves = [_drawn(subject, n) for n in range(min(len(subject.leaves), MAX_DRAWN))]
     return {
@@ -217,8 +241,8 @@ def _layout(subject: Subject) -> dict[str, Any]:
         "variables": [*subject.claim.variables],
         "ends": ends,
         "leaves": leaves,
-        "count": len(subject.bounds),
-        "bounds": [*subject.bounds[:MAX_DRAWN]],
+        "count": len(bounds),
+        "bounds": [*bounds[:MAX_DRAWN]],
         "measures": not isinstance(subject, Integral),  # whether the number of a leaf is a bound on its error
     }
 

@@ -162,12 +162,17 @@ function verdict(kind, title, text, small = "") {
 
 function showVerdict(found) {
   const { proved, decided, bound, reproved, scope, dtype, leaves, seconds, reason, exit_code: code, certificate } = found;
+  const { gradient_bound: gradient, excluded } = found;
   const which = certificate === "certificate.json" ? "" : `${certificate}: `;
   const time = `${seconds.toFixed(1)} s, in this browser`;
   if (proved) {
     const text = `${which}the error is at most ${roundedUp(bound, 6)} ${scope}, in ${dtype}.`;
     const shown = verdict("proved", "Re-proved", text, `${counted(leaves, "leaf", "leaves")}; ${roundedUp(reproved, 6)} was found here; ${time}.`);
     shown.dataset.reproved = reproved;
+    if (gradient !== null) {
+      const bands = excluded.map(([lo, hi]) => `[${short(lo)}, ${short(hi)}]`).join(" or ");
+      shown.append(made("p", `The error of every partial derivative is at most ${roundedUp(gradient, 6)}${bands ? `, except in ${bands}` : ""}.`));
+    }
   } else {
     const title = code === 2 ? "The files are bad" : decided ? "Not re-proved" : "Not decided";
     const kind = decided || code === 2 ? "refused" : "undecided";
