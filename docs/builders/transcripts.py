@@ -45,7 +45,7 @@ def fitted() -> str:
 
 
 def cli() -> dict[str, Callable[[], str]]:
-    """In this order, in one folder: later commands use what earlier ones saved."""
+    """In this order, in one folder: later commands use the files of earlier ones."""
     wave = 'attnc compile "sin(x)+cos(y)" --box x=-3:3 --box y=-3:3 --eps 0.1'
     return {
         "cli-compile": lambda: transcript(f"{wave} --out net"),

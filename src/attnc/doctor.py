@@ -94,7 +94,7 @@ class Examined(NamedTuple):
         return all(found.holds for found in self.measurements)
 
     def cells(self) -> list[str]:
-        """Return the cells of a table with COLUMNS: what was measured, and what is allowed."""
+        """Return the cells of a table with COLUMNS: the measured figures and the allowed ones."""
         found = {each.name: each for each in self.measurements}
         return [found[name].shown() if name in found else "" for name in COLUMNS]
 

@@ -200,7 +200,7 @@ class BoundNotMet(AttncError):
 
 
 class ParityExceeded(AttncError):
-    """An exported file does not compute what the reference does. It was not written.
+    """An exported file and the reference disagree. It was not written.
 
     Attributes
     ----------

@@ -1311,7 +1311,7 @@ class Network:
         save_network(folder, *self._saved(), model_card(self))
 
     def _saved(self) -> tuple[Program, dict[str, Any], dict[str, dict[str, Any]]]:
-        """Return what a saved network holds: the program, the configuration, and the certificates by file name."""
+        """Return the parts of a saved network: the program, the configuration, and the certificates by file name."""
         stated = self.expression or self.definitions
         config = {
             "construction": self.construction,

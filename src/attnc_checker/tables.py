@@ -159,7 +159,7 @@ class FloatGrid:
     values: list[tuple[float, list[float], float]]
     """For every output v, the v_k − v in the order of the grid, and the error up to which the claim holds in floats."""
     added: list[float]
-    """For every output, what is added to an error in floats to bound that of any engine."""
+    """For every output, the number that is added to an error in floats to bound that of any engine."""
 
     @classmethod
     def of(cls, claim: Claim, prover: Prover) -> FloatGrid | None:

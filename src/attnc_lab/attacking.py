@@ -48,7 +48,7 @@ class Weights:
     def outputs(self, relative: Tensor, x: Tensor) -> Tensor:
         """Return the outputs (points,) for inputs (points, d), with all numbers changed by these relative amounts.
 
-        It computes what the program does: affine maps over all tokens and channels, and attention without masks.
+        It computes the same as the program: affine maps over all tokens and channels, and attention without masks.
         """
         numbers, used, state = self.values * (1 + relative), 0, x[:, None, :]
         layers = self.program.layers

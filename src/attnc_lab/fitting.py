@@ -70,7 +70,7 @@ class Fitted:
         return sum(weight.numel() for weight in self.models[0].parameters())
 
     def row(self, trial: int) -> Row:
-        """Return what the training of one seed was: its number, steps, second-order steps, rate, and held-out loss."""
+        """Return the facts of one seed's training: its number, steps, second-order steps, rate, and held-out loss."""
         effort = {"trial": trial, "steps": self.budget.steps, "second_order": self.budget.second_order}
         return {**effort, "rate": self.rate, "loss": self.losses[trial], "weights": self.num_parameters}
 

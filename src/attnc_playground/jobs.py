@@ -204,7 +204,7 @@ def _spread(axis: int) -> np.ndarray:
 
 
 def planned(request: FunctionRequest) -> dict[str, Any]:
-    """Return what each construction would cost."""
+    """Return the cost of each construction."""
     if request.eps is None:
         raise attnc.InputError("a plan needs eps, the largest error allowed")
     rows = attnc.plan(request.expression, box_of(request), request.eps, norm=request.norm)

@@ -1,4 +1,4 @@
-"""A bound for all weights within a radius: it holds for each of them, it is not vacuous, and it knows its limits."""
+"""A bound for all weights within a radius: it holds for each of them, it is not vacuous, and it names its limits."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _interrupted(interrupt: KeyboardInterrupt) -> int:
-    """Print that the work was interrupted and what remains of it, and return the exit code."""
+    """Print that the work was interrupted and which files remain, and return the exit code."""
     print(f"interrupted: {interrupt.args[0] if interrupt.args else WHOLE}", file=sys.stderr)
     return INTERRUPTED
 

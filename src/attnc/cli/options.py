@@ -84,7 +84,7 @@ MaxAnchors = Annotated[
 Seconds = Annotated[
     float | None, typer.Option(metavar="S", help="The time limit in seconds: 60 by default.", show_default=False)
 ]
-Force = Annotated[bool, typer.Option("--force", help="Replace what attnc saved in --out before.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace the files that attnc saved in --out before.")]
 
 
 def optional(description: str, *names: str, metavar: str | None = None) -> Any:

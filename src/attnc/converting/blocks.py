@@ -158,7 +158,7 @@ class BlockErrors:
         self.known[x] = known, self.num_writes
 
     def write(self, x: Tensor, before: Known) -> None:
-        """Note that an operator has written into the tensor. What is known of its views does not hold any more."""
+        """Note that an operator has written into the tensor. Facts about its views do not hold any more."""
         after = self.of(x)
         self.num_writes += 1
         _, entries = self.written.get(memory_of(x), (-1, frozenset()))

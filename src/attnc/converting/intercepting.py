@@ -4,7 +4,7 @@ Calls are found in three ways. The names in the code of functions and methods sh
 are followed through the package that defines the module. This needs no inputs, and control flow cannot hide a call. For
 modules that torch.fx can trace, it shows the arguments. While a module runs, torch passes every call of a torch
 function to `_Mode`, which computes activations by attention. It also notes, on the tensors themselves, how arithmetic
-of one tensor and numbers made them (`arithmetic.Form`), and computes by attention what turns out to be an activation.
+of one tensor and numbers made them (`arithmetic.Form`), and computes the activations among them by attention.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class Gradients:
         self.num_outputs = math.prod(form.output.shape) * form.num_inputs
 
     def run(self, *, is_compiled: bool) -> RunBlock:
-        """Return what computes parts of a batch: compiled loops if they are asked for and possible, or numpy."""
+        """Return the function for parts of a batch: compiled loops if they are asked for and possible, or numpy."""
         return (self._compiled if is_compiled else None) or self._in_numpy
 
     @cached_property

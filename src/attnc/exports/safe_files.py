@@ -457,7 +457,7 @@ def writing_whole(target: str) -> Iterator[BufferedWriter]:
 
 
 def why_not_writable(path: PathLike, kind: FolderKind) -> str | None:
-    """Return why `write_whole` cannot write there and what to do, or None if it can. Call it before long work."""
+    """Return why `write_whole` cannot write there, with the remedy, or None if it can. Call it before long work."""
     given = os.fspath(path)
     stripped = given.rstrip(os.sep) or given
     if not stripped:
@@ -475,7 +475,7 @@ def why_not_writable(path: PathLike, kind: FolderKind) -> str | None:
 
 
 def why_not_into(folder: str) -> str | None:
-    """Return why nothing can be written into a folder and what to do, or None if it can. "" is the current folder."""
+    """Return why nothing can be written into a folder, with the remedy, or None if it can. "" is the current folder."""
     folder = folder or os.curdir
     if not os.path.isdir(folder):
         problem = "is not a folder" if os.path.lexists(folder) else "does not exist"

@@ -48,7 +48,7 @@ D_HEADS = (16, 256)
 SILENCE = 120.0
 """Least distance of a silent score below the largest one: e^−104 is 0 in float32, and 16 are left for rounding."""
 ENERGY = 2.0**-26
-"""Largest share of M² that the squares of all other channels may have together: a quarter of what rounding allows."""
+"""Largest share of M² that the squares of all other channels may have together: a quarter of the rounding's limit."""
 NORM_EPS = 1e-6
 """`rms_norm_eps`. It vanishes beside the mean square, and keeps an all-zero embedding finite."""
 LEAST_PINNED = 16

@@ -73,7 +73,7 @@ def decode(structure: Any, tensors: Mapping[str, np.ndarray], *, repeated: bool 
 
 
 def _interned(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the tensors with one array for all that are equal. Engines compute once what heads and layers share."""
+    """Return the tensors with one array for all that are equal. Engines compute shared parts once."""
     known: dict[tuple[str, tuple[int, ...], bytes], np.ndarray] = {}
     return {
         name: known.setdefault((str(tensor.dtype), tensor.shape, tensor.tobytes()), tensor)

@@ -181,7 +181,7 @@ class _Bounding:
 
     @property
     def junk_sizes(self) -> Float[np.ndarray, " width"]:
-        """The largest absolute values of what heads and rounding may have added to tokens of the prefix."""
+        """The largest absolute changes of tokens of the prefix by heads and rounding."""
         return (self.abs_B @ self.written + self.prefix_drift) * (1 + 2.0**-40)
 
     @property
@@ -378,7 +378,7 @@ class _Part:
         return weights_error(line, values, eta, shift, theta)
 
     def errors(self, line: _Line, forms: Float[np.ndarray, "prefix width"]) -> Float[np.ndarray, " width"]:
-        """Bound the same for what the head writes into every dimension. Small columns may change altogether."""
+        """Bound the same for the output of the head in every dimension. Small columns may change altogether."""
         sizes = np.abs(self.values).max(axis=0)
         is_large = sizes > SMALL_COLUMN * sizes.max()
         found = [self.error(line, forms, self.values[:, c]) if is_large[c] else 2 * sizes[c] for c in range(len(sizes))]

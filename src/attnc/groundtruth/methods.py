@@ -1,7 +1,7 @@
 """Three methods of interpretability, as readers of the benchmark: they see checkpoints and public pairs, no answers.
 
 activation patching    a node of the corrupted run replaces that of the clean run, and the change of the output is its
-                       score. For edges: only what one head reads from one node is replaced (path patching). A causal
+                       score. For edges: only the input of one head from one node is replaced (path patching). A causal
                        variable is the main direction in which patching the stream moves it: the difference of streams
                        that best predicts the difference of the variable
 attribution patching   the same to first order: the difference of the nodes times the gradient of the output
@@ -30,7 +30,7 @@ Edge = tuple[str, str]
 
 
 def activation_patching(task: BenchmarkTask) -> dict[str, Any]:
-    """Find edges by patching what one head reads from one node, and variables by the directions that move them."""
+    """Find edges by patching the input of one head from one node, and variables by the directions that move them."""
     model, clean, other = task.model, task.model.run(task.clean), task.model.run(task.corrupted)
     total = np.abs(other.output - clean.output).mean()
     scores: dict[Edge, float] = {}

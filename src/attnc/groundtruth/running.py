@@ -5,7 +5,7 @@ The norm of such a checkpoint is the identity and its feed-forward weights are z
 and a head reads s through W_Q. The keys and values of the prefix tokens are the same for every query. They are computed
 once. A query token does not see other query tokens, so points are rows of one batch.
 
-Everything here reads only what a reader of the benchmark has: the tensors, and how to feed and read the model.
+Everything here reads only the public parts of the benchmark: the tensors, and how to feed and read the model.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class RunningModel:
         return found
 
     def attend(self, layer: int, head: int, stream: Float[np.ndarray, "batch width"]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the weights (batch, tokens + 1) of a head that reads this stream, and what it averages.
+        """Return the weights (batch, tokens + 1) of a head that reads this stream, and the values that it averages.
 
         The last token is the query token itself.
         """
@@ -180,9 +180,9 @@ class RunningModel:
         return Recording(made, streams, last @ self.output)
 
     def gradients(self, trace: Recording) -> list[Float[np.ndarray, "heads batch width"]]:
-        """Return the gradient of the output with respect to what every head reads, layer by layer.
+        """Return the gradient of the output with respect to the input of every head, layer by layer.
 
-        The last entry is the gradient with respect to what the output reads.
+        The last entry is the gradient with respect to the input of the read-out.
         """
         batch = len(trace.output)
         arriving = np.tile(self.output, (batch, 1))

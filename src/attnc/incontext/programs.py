@@ -328,7 +328,7 @@ def load(path: PathLike) -> InContextProgram:
     Raises
     ------
     FileError
-        If there is no such folder, or a file in it is not what `save` writes.
+        If there is no such folder, or a file in it was not written by `save`.
 
     Examples
     --------

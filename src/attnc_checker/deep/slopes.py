@@ -54,7 +54,7 @@ FURTHER = 64
 
 
 class Slope(NamedTuple):
-    """What the slopes of a stage add: the pieces of g′, the δ′, and numbers for each entry of the state."""
+    """The contribution of the slopes of a stage: the pieces of g′, the δ′, and numbers for each entry of the state."""
 
     pieces: Pieces
     own: Deviations

@@ -41,7 +41,7 @@ TRAINED = {
     "all": (),
     "random": (),
 }
-"""What is trained: log β alone; log β and the values; all weights, from the construction or from a random start."""
+"""The trained parameters: log β alone; log β and the values; all weights, from the construction or a random start."""
 NAMES = {
     "temperature": "log β alone",
     "values": "log β and values",

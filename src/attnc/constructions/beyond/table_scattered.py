@@ -70,7 +70,7 @@ block."""
 POLYNOMIAL_SHARE = 0.25
 """The share of the goal that the polynomial may be off at the points. The grid has the rest."""
 FIRST_SHARE, NEXT_SHARE = 2.0, 0.85
-"""The error that a grid may have at nodes, as a share of what the polynomial leaves: at first, and the factor from one
+"""The error that a grid may have at nodes, as a share of the polynomial's remainder: at first, and the factor from one
 trial to the next. Least squares over the points lower the error."""
 MAX_TRIALS, FURTHER_TRIALS = 16, 3
 """Largest number of grids that are tried, and the number that are tried after the first within eps. Measured with three

@@ -116,7 +116,7 @@ class TableSearch(ABC):
         """Yield heads with a key for every point, ever closer to the table."""
 
     def alternative(self) -> tuple[tuple[str, float | int | str], ...]:
-        """Return what a head with fewer keys than points would reach, to be stated beside a key for every point."""
+        """Return the error of a head with fewer keys than points, to be stated beside a key for every point."""
         return ()
 
     def fit(

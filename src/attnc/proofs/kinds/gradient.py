@@ -125,7 +125,7 @@ class ExcludedKind(Kind):
     name = "excluded"
 
     def bounds(self, centres: np.ndarray, radii: np.ndarray, goal: Goal) -> Bounds:
-        # The ends of a cell are within 4 units in the last place of what is computed here.
+        # The ends of a cell are within 4 units in the last place of the numbers computed here.
         room = 8 * U * (np.abs(centres) + radii)
         lo, hi = (centres - radii - room)[:, 0], (centres + radii + room)[:, 0]
         is_inside = functools.reduce(np.logical_or, [(lo >= a) & (hi <= b) for a, b in self.intervals])

@@ -46,7 +46,7 @@ class Unusable(Exception):
 
 
 def versions(source: bytes) -> str:
-    """Return what runs here, as JSON."""
+    """Return the versions of all parts, as JSON."""
     found = {
         "python": platform.python_version(),
         "flint": flint.__version__,
@@ -96,7 +96,7 @@ def _unzipped(raw: bytes) -> dict[str, bytes]:
 
 
 def tamper(folder: str, how: str) -> str:
-    """Change a saved network, to see what the checker makes of it. Return a sentence about the change."""
+    """Change a saved network, to try the checker. Return a sentence about the change."""
     weights, certificate = Path(folder, WEIGHTS), Path(folder, "certificate.json")
     if how == "bound":
         claim = json.loads(certificate.read_bytes())
@@ -130,7 +130,7 @@ def _largest(raw: bytes) -> tuple[int, str, float]:
 
 
 def check(folder: str, seconds: float, tell: Tell) -> None:
-    """Check every certificate of the saved network, and tell what happens."""
+    """Check every certificate of the saved network, and tell every step."""
     end = time.monotonic() + seconds
     for name in attnc_checker.certificates(folder):
         _Told(folder, name, tell).run(max(0.0, end - time.monotonic()))
