@@ -214,7 +214,7 @@ ABOUT = About(
     "Small real sequence tasks, without feed-forward",
     "Is one layer of single-head attention with affine maps, without feed-forward or positional encodings, sufficient "
     "on small real tasks? Trained, and constructed.",
-    "The theorems state that such weights exist for every continuous function. They are not about training, or about the "
+    "The theorems state that such weights exist for every continuous function. They are not about training or the "
     "number of parameters.",
     "2504.19901: confidence and limitations (sufficiency for real sequence tasks)",
 )

@@ -191,7 +191,7 @@ class GridTableSearch(TableSearch):
         return Sections(f.reshape(len(lines), -1), chosen, limits[largest])
 
     def _minus(self, i: int) -> np.ndarray | float:
-        """Return the number subtracted from the values that earlier axes left: before axis 0, the middle of the table."""
+        """Return the number subtracted from the values left by earlier axes: before axis 0, the middle of the table."""
         return self.middle if i == 0 else 0.0
 
     def _fit(self, lines: Sequence[NodeKeys]) -> TableFit:
