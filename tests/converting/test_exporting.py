@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
 
 import attnc  # noqa: E402
 from attnc.converting.modules import exported, expression, key_by_key  # noqa: E402
@@ -147,6 +148,56 @@ class Recurrent(nn.Module):
 
     def forward(self, x):
         return torch.relu(self.out(self.inner(x)[0])).clamp(max=0.1)
+
+
+class Checkpointed(nn.Module):
+    """A module whose inner module runs in a region that torch.compile traces apart."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = Recurrent()
+
+    def forward(self, x):
+        inner = torch.utils.checkpoint.checkpoint(self.inner, x, use_reentrant=False)
+        return torch.tanh(inner) * (1 - torch.sigmoid(inner))
+
+
+class Arithmetic(nn.Module):
+    """Activations whose gates are made at the first call."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 5)
+
+    def forward(self, x):
+        y = self.linear(x)
+        gate = 1 - torch.sigmoid(y)
+        z = y * gate + torch.sign(y) * F.relu(y.abs() - 0.3) + torch.logaddexp(y, torch.zeros_like(y))
+        return z + torch.where(y > 0.25, y, 0.25) + y / (1 + torch.exp(-y)) + torch.maximum(y, y.flip(0))
+
+
+FAMILY = ("gelu", "erf", "sigmoid", "tanh", "relu", "silu", "softplus", "elu", "mish", "logaddexp", "clamp")
+
+
+@pytest.mark.parametrize("make", [Checkpointed, Arithmetic])
+def test_torch_compile_finds_activations_that_no_earlier_run_has_shown(make):
+    torch.manual_seed(0)
+    model = make()
+    converted, _ = attnc.convert(model, eps=1e-6)
+    called = set()
+
+    def backend(graph, _):
+        parts = [part for part in graph.modules() if isinstance(part, torch.fx.GraphModule)]
+        called.update(str(node.target) for part in parts for node in part.graph.nodes if node.op.startswith("call_"))
+        return graph
+
+    x = torch.randn(2, 3, 4)
+    compiled = torch.compile(converted, fullgraph=True, backend=backend)
+    assert (compiled(x) - model(x)).abs().max() <= 1e-5
+    assert (compiled(x) - converted(x)).abs().max() <= 1e-6
+    assert not [name for name in called if any(part in name for part in FAMILY)]
+    given = [torch.autograd.grad(f(x).square().sum(), next(f.parameters()))[0] for f in (compiled, model)]
+    assert (given[0] - given[1]).abs().max() <= 1e-4
 
 
 def encoder_layer():

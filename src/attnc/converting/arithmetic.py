@@ -26,6 +26,7 @@ from attnc.targets.expressions.expression import Expression
 Tree = tuple[Any, ...]
 """An expression of one variable: a name and its arguments, ("add", ("x",), ("number", 1.0))."""
 X: Tree = ("x",)
+SOFTPLUS = KnownActivation("softplus", (("beta", 1.0),))
 DTYPES = ("float64", "float32")
 MAX_NODES = 200
 """Maximum number of operations of an expression. The longest known activation has 10."""
@@ -41,6 +42,11 @@ FAR = 600.0
 
 def number(value: float) -> Tree:
     return ("number", float(value))
+
+
+def called(activation: KnownActivation, u: Tree) -> Tree:
+    """An activation of an expression, in numbers and texts alone: torch.compile keeps no other constants."""
+    return ("call", ("known", activation.name, *itertools.chain(*activation.parameters)), u)
 
 
 def value_of(tree: Tree) -> float | None:
@@ -92,10 +98,10 @@ def combined(name: str, u: Tree, v: Tree) -> Tree | None:
 def logarithm(u: Tree) -> Tree:
     """log u. The logarithms of 1 + e^v and σ(v) are softplus(v) and −softplus(−v), whose tails have rules."""
     match u:
-        case ("call", KnownActivation(name="sigmoid"), v):
-            return ("neg", ("call", KnownActivation("softplus", (("beta", 1.0),)), ("neg", v)))
+        case ("call", ("known", "sigmoid"), v):
+            return ("neg", called(SOFTPLUS, ("neg", v)))
         case ("add", ("number", 1.0), ("exp", v)) | ("add", ("exp", v), ("number", 1.0)):
-            return ("call", KnownActivation("softplus", (("beta", 1.0),)), v)
+            return called(SOFTPLUS, v)
     return ("log", u)
 
 
@@ -147,7 +153,8 @@ def text_of(tree: Tree, dtype: str, x: str = "x") -> str:
             return f"({inner(u)})**{n}" if n > 0 else f"(1/({inner(u)})**{-n})"
         case ("max" | "min" as name, u, v):
             return f"{name}({inner(u)}, {inner(v)})"
-        case ("call", activation, u):
+        case ("call", ("known", name, *parameters), u):
+            activation = KnownActivation(name, tuple(zip(parameters[::2], parameters[1::2], strict=True)))
             return "(" + re.sub(r"\bx\b", f"({inner(u)})", activation.expression(dtype)) + ")"
         case ("where", a, b, u, v):
             # u(x) right of κ and v(x) left of it, if they meet there: u(max(x, κ)) + v(min(x, κ)) − u(κ)
@@ -239,7 +246,7 @@ class Written(KnownActivation):
         if self.lines:
             kinks = ", ".join(f"{kink:g}" for kink in self.lines[0])
             return self.name if self.name != "lines" else f"piecewise linear (kinks: {kinks})"
-        inside = super().__str__()
+        inside = KnownActivation.__str__(self)  # torch.compile does not take super()
         if (s, t) != (1.0, 0.0):
             inside += f" of {s:.4g}x{t:+.4g}" if t else f" of {s:.4g}x"
         after = "" if abs(p - 1) < SAME else f"{p:.4g} "

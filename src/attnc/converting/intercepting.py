@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
-from attnc.converting.arithmetic import Form, Tree, Written, matched
+from attnc.converting.arithmetic import Form, Tree, called
 from attnc.converting.recognising import READERS, ActivationCall, name_of, read_call
 from attnc.converting.tracing import COMPARISONS, CONSTANTS, EXTREMES, TRACED, fresh, is_inplace, operation_of, step_of
 
@@ -52,8 +52,8 @@ class Holder(Protocol):
     def answer(self, call: ActivationCall, x: Tensor) -> Tensor | None:
         """Return the result of a call, or None if the framework's own function should run."""
 
-    def written(self, activation: Written, x: Tensor) -> Tensor | None:
-        """Return the activation of x that arithmetic computes, or None if it cannot be converted."""
+    def written(self, tree: Tree, x: Tensor) -> Tensor | None:
+        """Return the activation of x that an expression computes, or None if it is none that can be converted."""
 
     def extreme(self, name: str, x: Any, y: Any) -> Tensor | None:
         """Return the maximum or minimum of two tensors, or None if the framework's own function should run."""
@@ -74,28 +74,54 @@ class _Mode(TorchFunctionMode):
     """While it is active, the innermost module of `RUNNING` computes the calls of activations."""
 
     def __torch_function__(self, function: Any, kinds: Any, args: Any = (), options: Any = None) -> Any:
+        return _answer(RUNNING.holders[-1], function, args, options or {})
+
+
+class _CompiledMode(TorchFunctionMode):
+    """The same for torch.compile: one mode for each running module, of which the innermost answers alone.
+
+    `RUNNING` could not be changed in a region that torch.compile traces apart, as those of gradient checkpoints.
+    """
+
+    def __init__(self, holder: Holder) -> None:
+        super().__init__()
+        self.holder = holder
+
+    def __torch_function__(self, function: Any, kinds: Any, args: Any = (), options: Any = None) -> Any:
         options = options or {}
-        holder = RUNNING.holders[-1]
-        if "out" in options or options.get("inplace"):
+        if name_of(function) is None and operation_of(function) is None:  # its code may run other modules
+            return _unknown(function, args, options)
+        with torch._C.DisableTorchFunction():
+            return _answer(self.holder, function, args, options)
+
+
+def _answer(holder: Holder, function: Any, args: Any, options: Any) -> Any:
+    """Run a torch function, by attention if it computes an activation."""
+    call = read_call(function, args, options)
+    if call is not None and isinstance(call.input, Tensor):
+        found = holder.answer(call, call.input)
+        result = function(*args, **options) if found is None else found
+        if call.inplace or "out" in options:
             RUNNING.epoch += 1
-        call = read_call(function, args, options)
-        if call is not None and isinstance(call.input, Tensor):
-            found = holder.answer(call, call.input)
-            result = function(*args, **options) if found is None else found
-            if call.inplace:
-                RUNNING.epoch += 1
-            elif found is not None and holder.notes_forms and call.gate_dim is None and call.activation is not None:
-                form = form_of(call.input)
-                if form is not None and call.activation.name != "prelu":
-                    tree = ("abs", form.tree) if call.activation.name == "abs" else ("call", call.activation, form.tree)
-                    setattr(result, FORM, Form(form.source, tree, RUNNING.epoch, form.is_raw))
-            return result
-        name = operation_of(function)
-        if name is None:
-            if is_inplace(function):
-                RUNNING.epoch += 1
-            return function(*args, **options)
-        return _arithmetic(holder, name, function, args, options)
+        elif found is not None and holder.notes_forms and call.gate_dim is None and call.activation is not None:
+            form = form_of(call.input)
+            if form is not None and call.activation.name != "prelu":
+                tree = called(call.activation, form.tree)
+                setattr(result, FORM, Form(form.source, tree, RUNNING.epoch, form.is_raw))
+        return result
+    name = operation_of(function)
+    if name is None:
+        return _unknown(function, args, options)
+    if "out" in options:
+        RUNNING.epoch += 1
+    return _arithmetic(holder, name, function, args, options)
+
+
+def _unknown(function: Any, args: Any, options: Any) -> Any:
+    """Run a function that is neither an activation nor arithmetic."""
+    if "out" in options or options.get("inplace") or is_inplace(function):
+        RUNNING.epoch += 1
+    return function(*args, **options)
 
 
 def form_of(x: Any) -> Form | None:
@@ -117,8 +143,7 @@ def _arithmetic(holder: Holder, name: str, function: Any, args: Any, options: An
         return function(*args, **options)
     source, tree, is_raw = step
     if is_raw and source is not None and _has_shape_of(source, args):
-        activation = _matched(tree)
-        found = None if activation is None else holder.written(activation, source)
+        found = holder.written(tree, source)
         if found is not None:
             setattr(found, FORM, Form(source, tree, RUNNING.epoch))
             return found
@@ -132,11 +157,6 @@ def _arithmetic(holder: Holder, name: str, function: Any, args: Any, options: An
     return result
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch.compile would trace the search
-def _matched(tree: Tree) -> Written | None:
-    return matched(tree)
-
-
 def _has_shape_of(source: Tensor, args: Any) -> bool:
     """Return whether the result of a function of these arguments has the shape and dtype of the source."""
     tensors = [x for x in args if isinstance(x, Tensor)]
@@ -145,21 +165,28 @@ def _has_shape_of(source: Tensor, args: Any) -> bool:
     )
 
 
+def _without_form(result: Any) -> Any:
+    """Return the result of a module without its form, which would keep its source in memory."""
+    if isinstance(result, Tensor) and getattr(result, FORM, None) is not None:
+        setattr(result, FORM, None)
+    return result
+
+
 def _answered(method: Callable[..., Any]) -> Callable[..., Any]:
     """Return the method with its activations computed by the module's own `HOLDER`. Its signature stays the same."""
 
     @functools.wraps(method)
     def run(self: nn.Module, *args: Any, **options: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            with _CompiledMode(getattr(self, HOLDER)):
+                return _without_form(method(self, *args, **options))
         is_outermost = not RUNNING.holders
         RUNNING.holders.append(getattr(self, HOLDER))
         try:
             if not is_outermost:
                 return method(self, *args, **options)
             with _Mode():
-                result = method(self, *args, **options)
-            if isinstance(result, Tensor) and getattr(result, FORM, None) is not None:
-                setattr(result, FORM, None)  # it would keep its source in memory
-            return result
+                return _without_form(method(self, *args, **options))
         finally:
             RUNNING.holders.pop()
 

@@ -102,6 +102,7 @@ INPLACE = frozenset(getattr(Tensor, f"{name}_") for name in _CHANGES) | {Tensor.
 """The usual functions that write into their first argument. torch.compile cannot look at the name of a function."""
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # __rsub__ is no key for torch.compile
 def operation_of(function: Any) -> str | None:
     try:
         return OPERATIONS.get(function)

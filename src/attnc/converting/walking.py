@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from attnc.constructions.fitting.gate import ROUNDED_UP, power_of_two
 from attnc.converting import measuring
 from attnc.converting.activations import KnownActivation, Solved, solve
-from attnc.converting.arithmetic import Written
+from attnc.converting.arithmetic import Tree, matched
 from attnc.converting.intercepting import (
     NONLINEAR,
     arithmetic_names,
@@ -115,7 +115,10 @@ def _dtype_of(module: nn.Module) -> torch.dtype | None:
 
 
 class FunctionGates(nn.Module):
-    """The attention that computes activations called in a module's code. Each gate is made at its first call."""
+    """The attention that computes activations called in a module's code. Each gate is made at its first call.
+
+    Gates are plain attributes too, gate_NAME and pair_NAME: torch.compile does not see new entries of a ModuleDict.
+    """
 
     def __init__(self, path: str, walk: _Conversion, *, notes_forms: bool = False) -> None:
         super().__init__()
@@ -137,17 +140,26 @@ class FunctionGates(nn.Module):
             return None
         if activation.name == "prelu":
             return prelu(self.prelu(call.weight, DTYPES[x.dtype]), x, call.weight)
-        gate = self.gate(activation, (DTYPES[x.dtype],))
+        gate = getattr(self, f"gate_{self.known_gate(activation.name, activation.parameters, DTYPES[x.dtype])}")
         if call.gate_dim is not None:
             return AttentionGLU(gate, call.gate_dim)(x)
         return into(x, gate) if call.inplace else gate(x)
 
-    def written(self, activation: Written, x: Tensor) -> Tensor | None:
-        """Return the activation of x that arithmetic computes, or None if it cannot be proved or x is no data."""
-        if isinstance(x, nn.Parameter) or x.dtype not in DTYPES or activation in self.refused:
+    def written(self, tree: Tree, x: Tensor) -> Tensor | None:
+        """Return the activation of x that an expression computes, or None if it cannot be proved or x is no data."""
+        if isinstance(x, nn.Parameter) or x.dtype not in DTYPES:
+            return None
+        name = self.written_gate(tree, DTYPES[x.dtype])
+        return None if name is None else getattr(self, f"gate_{name}")(x)
+
+    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch.compile would trace the search
+    def written_gate(self, tree: Tree, dtype: str) -> str | None:
+        """Return the name of an expression's gate, or None if it is no activation that can be proved."""
+        activation = matched(tree)
+        if activation is None or activation in self.refused:
             return None
         try:
-            return self.gate(activation, (DTYPES[x.dtype],))(x)
+            return self.gate(activation, (dtype,))
         except InputError:
             self.refused.add(activation)
             return None
@@ -158,35 +170,47 @@ class FunctionGates(nn.Module):
             return None
         if all(isinstance(part, nn.Parameter) for part in (x, y)):
             return None
-        gate = self.gate(KnownActivation("maximum"), (DTYPES[torch.promote_types(x.dtype, y.dtype)],))
-        (name_of_gate,) = (key for key in self.names[KnownActivation("maximum")] if self.gates[key] is gate)
-        if name_of_gate not in self.pairs:
-            self.pairs[name_of_gate] = AttentionMaximum(gate)
-        made: Tensor = self.pairs[name_of_gate](x, y, name)
+        made: Tensor = getattr(self, f"pair_{self.pair(DTYPES[torch.promote_types(x.dtype, y.dtype)])}")(x, y, name)
         return made
+
+    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch.compile would trace the proof
+    def pair(self, dtype: str) -> str:
+        """Return the name of the maximum of two tensors."""
+        name = self.gate(KnownActivation("maximum"), (dtype,))
+        if name not in self.pairs:
+            gate = self.gates[name]
+            assert isinstance(gate, AttentionActivation)
+            self.pairs[name] = vars(self)[f"pair_{name}"] = AttentionMaximum(gate)
+        return name
 
     def prelu(self, weight: Tensor, dtype: str) -> AttentionActivation:
         """Return a ReLU for a PReLU of this weight, accurate enough for an error that counts |1 − weight| times."""
         if not torch.compiler.is_compiling():
             jump = float((1 - weight.detach().double()).abs().max()) * ROUNDED_UP
             self.largest_jump = max(self.largest_jump, power_of_two(max(jump, 1.0)))
-        return self.gate(KnownActivation("prelu", (("jump", self.largest_jump),)), (dtype,))
+        relu = getattr(self, f"gate_{self.known_gate('prelu', (('jump', self.largest_jump),), dtype)}")
+        assert isinstance(relu, AttentionActivation)
+        return relu
 
-    def gate(self, activation: KnownActivation, dtypes: tuple[str, ...]) -> AttentionActivation:
-        """Return the gate of an activation. It is made if there is none whose keys are proved in these dtypes."""
+    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch.compile would trace the proof
+    def known_gate(self, name: str, parameters: tuple[tuple[str, float], ...], dtype: str) -> str:
+        """Return the name of the gate of this activation."""
+        return self.gate(KnownActivation(name, parameters), (dtype,))
+
+    def gate(self, activation: KnownActivation, dtypes: tuple[str, ...]) -> str:
+        """Return the name of an activation's gate. It is made if none is proved in these dtypes."""
         for name in self.names.get(activation, ()):
             gate = self.gates[name]
             assert isinstance(gate, AttentionActivation)
             if set(dtypes) <= set(gate.solved.dtypes):
-                return gate
+                return name
         name = "".join(c if c.isalnum() else "_" for c in str(activation))
         while name in self.gates:
             name += "_"
-        path = _joined(self.path, f"{activation.name}()")
-        made = self.walk.made(activation, dtypes, path, "function")
-        self.gates[name] = made
+        made = self.walk.made(activation, dtypes, _joined(self.path, f"{activation.name}()"), "function")
+        self.gates[name] = vars(self)[f"gate_{name}"] = made
         self.names[activation] = (*self.names.get(activation, ()), name)
-        return made
+        return name
 
 
 @dataclasses.dataclass(eq=False)
