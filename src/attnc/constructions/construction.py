@@ -82,6 +82,8 @@ class Request:
         Called with the current step and the fraction of it that is done.
     points_per_axis, beta, num_step_anchors, margin
         Parameters of the theorems that select cells. A parameter that is None is chosen for eps.
+    position_channels : bool
+        Whether keys have a channel for each position of the output, or the read-out alone writes the positions.
 
     Raises
     ------
@@ -107,6 +109,7 @@ class Request:
     beta: float | None = None
     num_step_anchors: int | None = None
     margin: float = 40.0
+    position_channels: bool = True
     # Only `attnc.compile` has these arguments: the choice of the construction, and a second certificate.
     construction: str = "auto"
     criterion: str = "multiply_adds"

@@ -43,6 +43,18 @@ def cells(profile: str) -> list[Cell]:
     return [*paths, *stacked, {"kind": "chained"}, *sized, *sweep(kind="meta", K=SHOWN, trials=TRIALS[profile])]
 
 
+def _logistic(t: np.ndarray) -> np.ndarray:
+    return np.asarray(1 / (1 + np.exp(-t)))
+
+
+def _exponential(t: np.ndarray) -> np.ndarray:
+    return np.asarray(np.exp(t))
+
+
+MEANS = {"logistic": _logistic, "poisson": _exponential}
+"""The mean of an observation as a function of w·x."""
+
+
 class Problem(NamedTuple):
     """Examples, the gradient of the objective, its optimum, and the plan of T steps from 0."""
 
@@ -87,7 +99,7 @@ def problem(
         best = np.linalg.solve(X.T @ X + ridge * np.eye(features), X.T @ y)
         return Problem(X, y, lambda w: X.T @ (X @ w - y) + ridge * w, best, plan)
     ridge = PENALTY[model]
-    mean = {"logistic": lambda t: 1 / (1 + np.exp(-t)), "poisson": np.exp}[model]
+    mean = MEANS[model]
     y = rng.binomial(1, mean(z)).astype(float) if model == "logistic" else rng.poisson(mean(z)).astype(float)
 
     def gradient(w: np.ndarray) -> np.ndarray:

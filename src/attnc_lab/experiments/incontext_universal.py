@@ -69,8 +69,8 @@ def function(family: str, d: int, seed: int) -> Function:
         # sin + cos on [−3, 3], stretched; |∇|² ≤ 9 for each term.
         waves = (np.sin, np.cos, np.sin)[:d]
         return Function(
-            lambda x: sum(wave(3 * x[:, i]) for i, wave in enumerate(waves)), 3 * math.sqrt(d), 2.0 * d
-        )  # fmt: skip
+            lambda x: np.sum([wave(3 * x[:, i]) for i, wave in enumerate(waves)], axis=0), 3 * math.sqrt(d), 2.0 * d
+        )
     if family == "fourier":
         frequencies, phases = 3 * rng.normal(size=(8, d)), rng.uniform(0, 2 * np.pi, 8)
         weights = rng.normal(size=8)

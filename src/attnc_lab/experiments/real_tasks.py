@@ -198,8 +198,8 @@ def draw(table: Table, picture: drawing.Figure) -> None:
             places = i + 0.22 * (shift - 1) + 0.02 * (np.arange(len(errors)) - 2)
             panel.measured(places, errors, model if i == 0 else "_", colour, "os^"[shift])
     for i, task in enumerate(TASKS):
-        panel.axes.hlines(CHANCE[task], i - 0.4, i + 0.4, color=drawing.INK, lw=1.2, ls="--",
-                          label="a guess without the input" if i == 0 else None)  # fmt: skip
+        name = "a guess without the input" if i == 0 else "_"
+        panel.axes.hlines(CHANCE[task], i - 0.4, i + 0.4, color=drawing.INK, lw=1.2, ls="--", label=name)
     for task in ("sort", "parity"):
         row = table.where(kind="constructed", task=task)[-1]
         i, name = TASKS.index(task), "constructed, largest error"

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 import attnc
-from attnc.constructions import attention_softmax, max_affine, two_layer
+from attnc.constructions import attention_softmax, max_affine, max_affine_cross, two_layer
 from attnc.constructions.built import Built
 from attnc.constructions.fitting.bumps import Steps
 from attnc.constructions.fitting.cell_head import CellHead
@@ -192,3 +192,25 @@ def test_sequences_are_position_exact_for_every_margin(build, n, d, k, margin, e
     assert error_of(built, target, hard_points(target, built, 400 if build is max_affine else 200)) <= built.bound.value
     variation = built.bound.terms[0].value
     assert built.bound.value <= variation * (1 + (1e-3 if build is two_layer else 1e-6))
+
+
+@pytest.mark.parametrize("size", [{"points_per_axis": 7}, {"eps": 0.7, "centres": "adaptive"}])
+@pytest.mark.parametrize("build", [max_affine, max_affine_cross])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_positions_can_be_written_by_the_read_out_alone(build, size, dtype):
+    """No channel then depends on the position, all tokens but the query are centres, and the bound is the same."""
+    target = random_sequence(2, 1, 2, seed=3)
+    with_channels = build(target, dtype=dtype, **size)
+    without = build(target, dtype=dtype, position_channels=False, **size)
+    layers = (*without.program.layers, *without.program.memory)
+    assert not any("position" in name for layer in layers for name in getattr(layer, "channels", ()))
+    assert any("position" in name for layer in with_channels.program.layers for name in getattr(layer, "channels", ()))
+    assert 2 * without.program.num_anchors == with_channels.program.num_anchors
+    assert without.program.num_parameters < with_channels.program.num_parameters
+    assert without.bound.value <= with_channels.bound.value
+    points = sample_points(target.box, 400)
+    assert error_at(without.program, target, points) <= without.bound.value
+    assert error_at(without.program, target, points) > 0.2 * without.bound.value or "centres" in size
+    # Swapped tokens of the input are other numbers of the same query: only the embedding tells them apart.
+    inputs = np.random.default_rng(0).uniform(-1, 1, (50, 2, 1))
+    assert np.abs(without.program(inputs) - without.program(inputs[:, ::-1])).max() > 0.1

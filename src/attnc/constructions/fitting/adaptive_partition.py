@@ -27,7 +27,7 @@ from attnc.constructions.fitting.lattice_leaves import (
 )
 from attnc.constructions.fitting.nearest_centres import NearestCentresBuilder
 from attnc.constructions.fitting.search import Bracket
-from attnc.constructions.fitting.selection import CellSelection, Positions, allowed_anchors, num_positions, score_error
+from attnc.constructions.fitting.selection import CellSelection, Positions, allowed_anchors, positions_of, score_error
 from attnc.errors import BoundNotMet, DomainError, InputError
 from attnc.ir.program import Program
 from attnc.numerics.arrays import Float
@@ -146,7 +146,7 @@ class LeafSearch:
 
     def __init__(self, target: Target, request: Request, name: str, program: Callable[[CellHead], Program]) -> None:
         self.target, self.request, self.name, self.program = target, request, name, program
-        self.positions = Positions(num_positions(target), request.margin)
+        self.positions = positions_of(target, request)
         n, d = self.positions.n, target.box.d
         self.limit = allowed_anchors(target, request) // n
         if self.limit < 1:

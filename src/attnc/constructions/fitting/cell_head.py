@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attnc.constructions.fitting.selection import Positions
+from attnc.constructions.fitting.selection import Positions, num_positions
 from attnc.ir.building import AffineBuilder, Attending, reading
 from attnc.ir.layers import Affine, Attention
 from attnc.ir.program import Program, token_shape
@@ -25,7 +25,8 @@ class CellHead:
 
     Query token i < n carries y, 1 and its position. Key (j, i) carries L_j, a bias, its position and its value:
     score = β(2L_j·y + bias_j) + M·[same position]. If there is a second input, 2L_j·y over its axes is added to bias_j:
-    these axes are on the side of the keys, and the term is linear in that input.
+    these axes are on the side of the keys, and the term is linear in that input. If `positions` is one and the target
+    has more, one query returns the outputs of all positions side by side, and `read` writes each to its token.
     """
 
     target: Target
@@ -111,6 +112,18 @@ class CellHead:
         head = Attending(query_channels, key_channels, self.dtype).head(queries, keys, values)
         return Attention("select", (head,), self.outputs, cross=query_channels != key_channels)
 
+    def read(self, num_tokens: int) -> Affine:
+        """Return the map that reads the output from the queries, the first of `num_tokens` tokens."""
+        n = num_positions(self.target)
+        if n == self.positions.n:
+            return read_first(num_tokens, n, self.outputs, self.dtype)
+        per_position = self.outputs[: len(self.outputs) // n]
+        builder = AffineBuilder(num_tokens, self.outputs, n, per_position)
+        for number, name in enumerate(self.outputs):
+            token, column = divmod(number, len(per_position))
+            builder.link(token, per_position[column], 0, name)
+        return builder.build("read", self.dtype)
+
 
 def read_first(num_tokens: int, n: int, outputs: Sequence[str], dtype: str) -> Affine:
     """Return the map that reads the outputs of the first n tokens."""
@@ -122,6 +135,5 @@ def self_attention(head: CellHead) -> Program:
     embed = head.embedding(head.num_keys, head.query_channels + head.key_channels)
     head.place_keys(embed)
     select = head.attention(embed.channels_out, embed.channels_out)
-    read = read_first(head.num_keys, head.positions.n, head.outputs, head.dtype)
-    layers = (embed.build("embed", head.dtype), select, read)
+    layers = (embed.build("embed", head.dtype), select, head.read(head.num_keys))
     return check(Program(layers, head.target.input_shapes, head.target.output_shape))

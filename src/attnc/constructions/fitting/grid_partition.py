@@ -22,7 +22,7 @@ from attnc.constructions.fitting.selection import (
     CellSelection,
     Positions,
     allowed_anchors,
-    num_positions,
+    positions_of,
     round_up,
 )
 from attnc.errors import BoundNotMet, InputError
@@ -452,7 +452,7 @@ class GridBuilder(abc.ABC, Generic[Cells]):
     @property
     def positions(self) -> Positions:
         """The positions of the output that the program separates."""
-        return Positions(num_positions(self.target), self.request.margin)
+        return positions_of(self.target, self.request)
 
     def estimated_counts(self) -> Counts:
         """Return the cells per axis from the variation of the target, extrapolated beyond MAX_CELLS_TRIED cells.

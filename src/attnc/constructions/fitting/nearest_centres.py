@@ -87,7 +87,7 @@ class NearestCentresBuilder(GridBuilder[NearestCentres]):
 
     def cost(self, counts: Counts) -> tuple[int, int]:
         anchors = self.positions.n * math.prod(counts)
-        return anchors, anchors * bytes_per_anchor(self.target)
+        return anchors, anchors * bytes_per_anchor(self.target, self.request)
 
     def eta(self, grid: CellGrid) -> float:
         """Return an η of at least twice the error of a score per unit of β, so that a large β always separates."""

@@ -222,12 +222,17 @@ def num_positions(target: Target) -> int:
     return target.output_shape[0] if len(target.output_shape) == 2 else 1
 
 
-def bytes_per_anchor(target: Target) -> int:
+def positions_of(target: Target, request: Request) -> Positions:
+    """Return the positions that channels of keys separate: one if only the read-out distinguishes positions."""
+    return Positions(num_positions(target) if request.position_channels else 1, request.margin)
+
+
+def bytes_per_anchor(target: Target, request: Request) -> int:
     """Return the bytes per anchor. A number takes 16 (index and value), and is copied, folded and copied again."""
-    numbers = target.box.d + 1 + target.num_outputs // num_positions(target) + (num_positions(target) > 1)
-    return 64 * numbers
+    n = positions_of(target, request).n
+    return 64 * (target.box.d + 1 + target.num_outputs // n + (n > 1))
 
 
 def allowed_anchors(target: Target, request: Request) -> int:
     """Return the number of anchors that max_anchors and max_bytes allow."""
-    return min(request.max_anchors, request.max_bytes // bytes_per_anchor(target))
+    return min(request.max_anchors, request.max_bytes // bytes_per_anchor(target, request))

@@ -19,6 +19,7 @@ def max_affine(
     points_per_axis: int | tuple[int, ...] | None = None,
     beta: float | None = None,
     margin: float = 40.0,
+    position_channels: bool = True,
     norm: float = math.inf,
     dtype: str = "float64",
     max_anchors: int = MAX_ANCHORS,
@@ -34,6 +35,7 @@ def max_affine(
     Weights.  Token (j, i) of n·G carries L_j, −|L_j|², the position e_i and the value; the first n also carry y, 1 and
               their own position: score = β(2L_j·y − |L_j|²) + M·[same position], so weights ∝ exp(−β|y − L_j|²).
               `Positions` undoes the leak between positions exactly, for every M > 0 (M is `margin`).
+              With position_channels=False there are G tokens, the first asks, and the read-out makes the n outputs.
     Proof.    See `GridPartition`.
 
     Parameters
@@ -50,6 +52,9 @@ def max_affine(
         The inverse temperature, in units of a cell. By default it is chosen for eps.
     margin : float
         The score bonus M for keys at the position of the query, where the output has several tokens.
+    position_channels : bool
+        Whether the keys have a channel for each position of the output. Without them one query returns the outputs of
+        all positions, and the read-out, a sum of linear maps, writes each to its token.
     norm : float
         The exponent p of the L_p norm in which the error is measured.
     dtype : {"float64", "float32"}
@@ -80,8 +85,9 @@ def max_affine(
     (11, True)
     """
     request = Request(
-        eps, dtype, norm, max_anchors, max_bytes, centres, None, progress, points_per_axis, beta, margin=margin
-    )
+        eps, dtype, norm, max_anchors, max_bytes, centres, None, progress, points_per_axis, beta, None, margin,
+        position_channels,
+    )  # fmt: skip
     return MAX_AFFINE.build(target, request)
 
 

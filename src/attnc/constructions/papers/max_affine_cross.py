@@ -7,7 +7,7 @@ import math
 from attnc.constructions.built import Built, Progress
 from attnc.constructions.construction import MAX_ANCHORS, MAX_BYTES, Request
 from attnc.constructions.fitting.adaptive_partition import cell_construction
-from attnc.constructions.fitting.cell_head import CellHead, read_first
+from attnc.constructions.fitting.cell_head import CellHead
 from attnc.ir.building import AffineBuilder
 from attnc.ir.program import Program, token_shape
 from attnc.ir.spec import check
@@ -22,6 +22,7 @@ def max_affine_cross(
     points_per_axis: int | tuple[int, ...] | None = None,
     beta: float | None = None,
     margin: float = 40.0,
+    position_channels: bool = True,
     norm: float = math.inf,
     dtype: str = "float64",
     max_anchors: int = MAX_ANCHORS,
@@ -51,6 +52,9 @@ def max_affine_cross(
         The inverse temperature, in units of a cell. By default it is chosen for eps.
     margin : float
         The score bonus M for keys at the position of the query, where the output has several tokens.
+    position_channels : bool
+        Whether the keys have a channel for each position of the output. Without them one query returns the outputs of
+        all positions, and the read-out, a sum of linear maps, writes each to its token.
     norm : float
         The exponent p of the L_p norm in which the error is measured.
     dtype : {"float64", "float32"}
@@ -81,8 +85,9 @@ def max_affine_cross(
     ((1, 1, 1), True)
     """
     request = Request(
-        eps, dtype, norm, max_anchors, max_bytes, centres, None, progress, points_per_axis, beta, margin=margin
-    )
+        eps, dtype, norm, max_anchors, max_bytes, centres, None, progress, points_per_axis, beta, None, margin,
+        position_channels,
+    )  # fmt: skip
     return MAX_AFFINE_CROSS.build(target, request)
 
 
@@ -93,7 +98,7 @@ def _program(head: CellHead) -> Program:
     remember = AffineBuilder(tokens, [f"in.{c}" for c in range(width)], head.num_keys, head.key_channels)
     head.place_keys(remember)
     select = head.attention(head.query_channels, head.key_channels)
-    layers = (ask.build("ask", head.dtype), select, read_first(n, n, head.outputs, head.dtype))
+    layers = (ask.build("ask", head.dtype), select, head.read(n))
     memory = (remember.build("remember", head.dtype),)
     return check(Program(layers, target.input_shapes, target.output_shape, memory))
 

@@ -112,7 +112,7 @@ class _TwoLayerBuilder(BumpBuilder):
         # W_Q and W_K are dense, 8 bytes per entry, and folded once; tokens of layer 1 have 8 channels at most. Folding
         # the second layer counts the rows of a matrix with one row for every channel of every token.
         size = 2 * 2 * 8 * width * d_k + 8 * num_keys * width + 8 * 64 * steps.num_tokens
-        return steps.num_anchors + num_keys, num_keys * bytes_per_anchor(self.target) + size
+        return steps.num_anchors + num_keys, num_keys * bytes_per_anchor(self.target, self.request) + size
 
     def program(self, partition: BumpCells) -> Program:
         target, grid, positions = self.target, partition.grid, partition.positions
