@@ -113,7 +113,7 @@ RECOMPUTED: dict[str, Callable[[Path, str], float]] = {
     "temperature-1-float32_error": largest("max_error", sweep="beta", dtype="float32"),
     "boundary-3-exponent": slope("P", "l2", kind="jump", place="inside"),
     "frequency-0-largest_ratio": oscillation_ratio,
-    "scaling-2-exponent": slope("D", "anchors", -1, kind="compose"),
+    "scaling-3-exponent": slope("D", "anchors", -1, kind="compose"),
     "two_dimensional-0-exponent": lambda f, name: -slope("eps", "anchors", kind="self")(f, name),
     "learnability-5-drift": final_distance,
     "noise-2-norms_random": ratio_of_medians,

@@ -118,14 +118,14 @@ def judge(table: Table) -> Verdicts:
     far = table.where(kind="far")
     hard = far.where(net="hard")
     outside = hard.above("distance", 0.0)
-    weights = Span.of(outside.above("distance", 0.9).column("largest_weight"))
+    least = outside.above("distance", 0.9).column("largest_weight").min()
     yield Verdict(
         "Far from all centres selection becomes a soft average (the break condition of the paper).",
-        Status.HOLDS.when(weights.least < 0.5),
-        f"from a distance of 1 on the largest weight of the hard head is {weights:.4f} on average, since the scores of "
-        "two neighbours differ by an amount that does not fall with the distance. Selection stays sharp, and the "
-        "output is the value of the nearest cell: its error is the change of f since the nearest point of the box.",
-        weights.numbers("weight"),
+        Status.HOLDS.when(least < 0.5),
+        f"from a distance of 1 on the largest weight of the hard head is at least {least:.4f} on average, since the "
+        "scores of two neighbours differ by an amount that does not fall with the distance. Selection stays sharp, and "
+        "the output is the value of the nearest cell: its error is the change of f since the nearest point of the box.",
+        {"least_weight": least},
     )
     yield Verdict(
         "Beyond the box a hard head returns f at the nearest point of the box.",

@@ -9,12 +9,29 @@ import numpy as np
 
 import attnc
 from attnc_lab import drawing
-from attnc_lab.experiment import About, Cell, Constant, Row, Span, Status, Table, Verdict, Verdicts, listed, sweep
+from attnc_lab.experiment import (
+    CPU_SECONDS,
+    PEAK_MIB,
+    About,
+    Cell,
+    Constant,
+    Row,
+    Span,
+    Status,
+    Table,
+    Verdict,
+    Verdicts,
+    fit_power,
+    listed,
+    sweep,
+)
 from attnc_lab.experiments.rate_in_p import END, HARD, inputs_at, target_of
 from attnc_lab.measuring import errors_at, sizes_of, unproved
 
 LENGTHS = (50, 200, 1000, 4000, 10_000)
 HEADS = (1, 4)
+WIDTHS, LONG = (10, 20, 50, 100), 1000
+"""The widths of tokens that are compared, and the number of tokens there."""
 DIMENSIONS = tuple(range(2, 11))
 EPS, SIDE = 0.1, 2.0
 """The requested accuracy of both, on [−2, 2]^D."""
@@ -37,12 +54,13 @@ def cells(profile: str) -> list[Cell]:
         if cell["family"] != "compositions" or cell["N"] <= DEEPEST
     ]
     grids = sweep(kind="grid", D=DIMENSIONS, limit=LIMITS[profile])
-    return [*reversed(lengths), *grids, *sweep(kind="compose", D=DIMENSIONS), *families]
+    widths = [cell for cell in sweep(kind="width", n=LONG, H=HEADS, width=WIDTHS) if cell["width"] > WIDTHS[0]]
+    return [*reversed(lengths), *widths, *grids, *sweep(kind="compose", D=DIMENSIONS), *families]
 
 
 def measure(cell: Cell, seed: int) -> list[Row]:
-    if cell["kind"] == "length":
-        return [_length(cell["n"], cell["H"], seed)]
+    if cell["kind"] in ("length", "width"):
+        return [_length(cell["n"], cell["H"], cell.get("width", WIDTHS[0]), seed)]
     if cell["kind"] == "family":
         return [_family(cell["family"], cell["N"], seed)]
     D = cell["D"]
@@ -150,9 +168,9 @@ def _slopes(target: attnc.Target, seed: int) -> float:
     return total.max()
 
 
-def _length(n: int, H: int, seed: int) -> Row:
-    """Measure n tokens of width 10, each clipped by its own w. Every head has n keys."""
-    target = target_of(seed, n)
+def _length(n: int, H: int, width: int, seed: int) -> Row:
+    """Measure n tokens, each clipped by its own w. Every head has n keys."""
+    target = target_of(seed, n, width)
     if H == 1:
         built, anchors = attnc.constructions.truncated_linear(target, num_anchors=n, beta=HARD), n
     else:
@@ -163,22 +181,41 @@ def _length(n: int, H: int, seed: int) -> Row:
     shape = (max(1, 2000 // n), n)
     steps = rng.integers(0, anchors - 1, shape) + 0.5 + rng.choice([-0.05, -0.02, 0.02, 0.05], shape)
     inputs = inputs_at(target, -END + 2 * END * steps / (anchors - 1), seed)
-    errors = errors_at(inputs, built.program, target)
-    return {"N": anchors, "max_error": errors.max(), "scores": n * built.program.num_anchors, **sizes_of(built)}
+    errors = errors_at(inputs, unproved(target, built), target)
+    scores = n * built.program.num_anchors
+    return {"N": anchors, "max_error": errors.max(), "scores": scores, "points": len(inputs), **sizes_of(built)}
 
 
 def judge(table: Table) -> Verdicts:
     lengths = table.where(kind="length")
     laws = {H: lengths.where(H=H).power("N", "max_error") for H in HEADS}
-    constant = (lengths.column("max_error") * lengths.column("N") / (2 * END)).max()
+    wide = table.where(kind="width")
+    both = Table([*lengths, *wide])
+    constant = (both.column("max_error") * both.column("N") / (2 * END)).max()
     yield Verdict(
-        "The rates O(1/p) and O(1/(nH)) hold for long sequences, n = 50 … 10,000.",
-        Status.CONSTANT.when(all(abs(law.exponent + 1) < 0.1 for law in laws.values())),
+        "The rates O(1/p) and O(1/(nH)) hold for long sequences, n = 50 … 10,000, and for tokens of width 10 … 100.",
+        Status.CONSTANT.when(all(abs(law.exponent + 1) < 0.1 for law in laws.values()) and constant <= 1),
         f"exponents {laws[1]} with one head and {laws[4]} with four, in the number of anchors; the error is at most "
-        f"{constant:.2f}·|b−a|/N. It costs n·N scores per point: "
-        f"{lengths.where(n=LENGTHS[-1], H=1)[0]['scores']:.1e} at n = 10,000 with one head.",
+        f"{constant:.2f}·|b−a|/N. At n = {LONG:,} and a width of {WIDTHS[-1]} it is "
+        f"{wide.where(H=1, width=WIDTHS[-1])[0]['max_error']:.3g} with one head, and "
+        f"{lengths.where(n=LONG, H=1)[0]['max_error']:.3g} at a width of {WIDTHS[0]}: the head sees w·x + t alone.",
         {"one_head": laws[1].exponent, "four_heads": laws[4].exponent, "constant": constant},
         Constant(constant, "largest error over |b−a|/N"),
+    )
+    shown = {n: lengths.where(n=n, H=1)[0] for n in (LONG, LENGTHS[-1])}
+    grown = fit_power(lengths.column("scores"), lengths.column(CPU_SECONDS) / lengths.column("points"))
+    memory = {n: f"{row[PEAK_MIB]:.0f} MiB" if PEAK_MIB in row else "not recorded" for n, row in shown.items()}
+    long = shown[LENGTHS[-1]]
+    yield Verdict(
+        "n = 1,000 and 10,000 tokens can be computed: the cost of the layer is that of its n·N scores.",
+        Status.HOLDS.when(long["scores"] == LENGTHS[-1] ** 2 and long["max_error"] <= END / long["N"] * 1.001),
+        f"one head on {LENGTHS[-1]:,} tokens of width {WIDTHS[0]} takes {long['scores']:.0e} scores per sequence, "
+        f"{long[CPU_SECONDS] / long['points']:.2g} s of processor time and {memory[LENGTHS[-1]]}, building included; "
+        f"{LONG:,} tokens take {shown[LONG][CPU_SECONDS] / shown[LONG]['points']:.2g} s and {memory[LONG]}. The time "
+        f"per sequence grows like scores^{grown.exponent:.2f} over n = {LENGTHS[0]} … {LENGTHS[-1]:,} and both numbers "
+        "of heads; theory 1. Keys are streamed, so memory is not n·N numbers, "
+        f"which would be {8 * long['scores'] / 2**20:,.0f} MiB.",
+        {"time_exponent": grown.exponent, "seconds": long[CPU_SECONDS] / long["points"]},
     )
     grids = table.where(kind="grid")
     built = grids.having("anchors")
@@ -224,18 +261,28 @@ def judge(table: Table) -> Verdicts:
 
 
 def draw(table: Table, picture: drawing.Figure) -> None:
-    left, right, third = drawing.panels(picture, 3, width=4.9, height=4.2)
+    left, cost, right, third = drawing.panels(picture, 4, width=5.6, height=4.4, rows=2)
+    cost.label("processor time of a sequence, width 10", "scores n·N", "seconds per sequence", log="xy")
     third.label(f"families of expressions, ε = {FAMILY_EPS:g}", "operations", "keys in all", log="xy")
     colours = (drawing.BLUE, drawing.GREEN, drawing.ORANGE, drawing.PURPLE)
     for name, colour, marker in zip(FAMILIES, colours, "os^D", strict=True):
         rows = table.where(kind="family", family=name)
         third.law(rows, "operations", "theorem", f"theorem, {name}", colour)
         third.points(rows, "operations", "anchors", f"compose, {name}", colour, marker)
-    left.label("error against sequence length, width 10", "tokens n", "largest error", log="xy")
+    left.label("error against sequence length", "tokens n", "largest error", log="xy")
     n = np.array(LENGTHS, float)
     for H, colour, marker in ((1, drawing.BLUE, "o"), (4, drawing.GREEN, "D")):
         left.theory(n, END / (n if H == 1 else (n - 2) * H), "theory: |b−a|/2N", colour)
-        left.points(table.where(kind="length", H=H), "n", "max_error", f"measured, H = {H}", colour, marker)
+        rows = table.where(kind="length", H=H)
+        left.points(rows, "n", "max_error", f"measured, H = {H}", colour, marker)
+        wide = table.where(kind="width", H=H, width=WIDTHS[-1])
+        name = f"width {WIDTHS[-1]}, H = {H}"
+        left.points(wide, "n", "max_error", name, colour, marker, size=10, is_open=True)
+        cost.measured(rows.column("scores"), rows.ratio(CPU_SECONDS, "points"), f"measured, H = {H}", colour, marker)
+    rows = table.where(kind="length", H=1)
+    last = rows.where(n=LENGTHS[-1])[0]
+    each = last[CPU_SECONDS] / last["points"] / last["scores"]
+    cost.theory(rows.column("scores"), each * rows.column("scores"), "theory: in proportion to the scores")
     left.whole_ticks(LENGTHS)
     right.label(f"anchors for ε = {EPS:g} on [−2, 2]^D", "dimension D", "anchors", log="y")
     grids, composed = table.where(kind="grid"), table.where(kind="compose")
