@@ -16,10 +16,12 @@ import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 import attnc
+import attnc_lab
 from attnc import constructions, planning
 from attnc.constructions.construction import Request
 from attnc.constructions.fitting.clips import ClipLayer
@@ -335,6 +337,41 @@ def compose_dimension() -> str:
     return markdown(COMPOSE_HEADER, rows)
 
 
+def of_lab(name: str, **wanted: object) -> list[dict[str, Any]]:
+    """The rows of an experiment's cells with these values, by the full profile and the seed of the report."""
+    experiment = attnc_lab.named(name)
+    cells = (cell for cell in experiment.cells("full") if wanted.items() <= dict(cell).items())
+    return [{**cell, **row} for cell in cells for row in experiment.rows(cell, 0)]
+
+
+def compose_families() -> str:
+    header = (
+        "family",
+        "operations",
+        "variables",
+        "heads",
+        "attention layers",
+        "keys of `compose`",
+        "keys of the theorem",
+    )
+    rows = [
+        (row["family"], f"{row['operations']:,}", row["variables"], row["heads"], row["layers"], row["anchors"],
+         f"{row['theorem']:,.0f}", seen(row["max_error"]))
+        for row in of_lab("scaling", kind="family")
+    ]  # fmt: skip
+    return markdown((*header, "observed"), rows)
+
+
+def networks() -> str:
+    header = ("units", "construction", "eps", "anchors", "bound (proven)", "observed")
+    rows = [
+        (row["activation"], row["construction"], f"{row['eps']:g}", f"{row['anchors']:,}", figure_of(row.get("bound")),
+         seen(row["error"]))
+        for row in of_lab("beyond_the_box", kind="network")
+    ]  # fmt: skip
+    return markdown(header, rows)
+
+
 def plan_refusal() -> str:
     """The refusal of Python code in eight variables, in lines that fit a page."""
 
@@ -372,6 +409,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "rates": rates_table,
     "compose": compose,
     "compose_dimension": compose_dimension,
+    "compose_families": compose_families,
+    "networks": networks,
     "plan-refusal": plan_refusal,
     **cli(),
 }

@@ -156,7 +156,9 @@ def _family(name: str, N: int, seed: int) -> Row:
 def _sizes(built: attnc.constructions.Built, target: attnc.Target, seed: int) -> Row:
     points = np.random.default_rng(seed).uniform(target.box.lo, target.box.hi, (1000, target.box.d))
     errors = errors_at(points, unproved(target, built), target)
-    return {**sizes_of(built), "layers": built.program.num_attention_layers, "max_error": errors.max()}
+    program = built.program
+    counted = {"heads": program.num_heads, "layers": program.num_attention_layers}
+    return {**sizes_of(built), **counted, "max_error": errors.max()}
 
 
 def _slopes(target: attnc.Target, seed: int) -> float:
