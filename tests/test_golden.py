@@ -136,7 +136,7 @@ def test_a_run_of_the_lab_is_read() -> None:
     folder = Folder.read(DATA / "lab-1")
     assert (folder.profile, folder.seed) == ("quick", 0)
     ((experiment, table, verdicts),) = findings(DATA / "lab-1")
-    assert experiment.name == "range_length"
+    assert experiment.name == "frequency"
     assert len(table) > 10
     assert verdicts
 

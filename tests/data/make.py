@@ -76,8 +76,8 @@ def main() -> int:
     (FOLDER / "incontext-1").mkdir(exist_ok=True)
     attnc.compile("tanh(x)*y", {"x": (-1, 1), "y": (-1, 1)}, 1e-2).export_hf(FOLDER / "stock-1" / "product")
     in_context().save(FOLDER / "incontext-1" / "ridge")
-    run(["range_length"], FOLDER / "lab-1", command="attnc lab run range_length --out lab-1")
-    for cell in sorted((FOLDER / "lab-1" / "cells" / "range_length").iterdir())[1:]:
+    run(["frequency"], FOLDER / "lab-1", command="attnc lab run frequency --out lab-1")
+    for cell in sorted((FOLDER / "lab-1" / "cells" / "frequency").iterdir())[1:]:
         cell.unlink()  # the table has them all; one file shows their form
     with TemporaryDirectory() as place:
         from attnc.converting.huggingface import convert_directory
