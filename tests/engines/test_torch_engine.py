@@ -395,3 +395,14 @@ def test_the_expression_is_not_read():
     points = torch.from_numpy(random_inputs(net.program, 40, 3)[0] / 2)
     nameless = dataclasses.replace(net, expression=None)
     assert torch.equal(net.to_torch()(points), nameless.to_torch()(points))
+
+
+def test_weights_in_bfloat16_run():
+    """Numbers of three digits: the outputs are those of float32 up to some roundings."""
+    target = attnc.TruncatedLinear([1.0], 0.0, 0.0, 1.0, box=(0.0, 1.0))
+    program = attnc.constructions.truncated_linear(target, num_anchors=16, dtype="float32").program
+    x = torch.linspace(0, 1, 101)[:, None]
+    with torch.no_grad():
+        exact, rounded = to_torch(program)(x), to_torch(program).to(torch.bfloat16)(x.to(torch.bfloat16))
+    assert rounded.dtype == torch.bfloat16
+    assert float((rounded.float() - exact).abs().max()) < 8 * 2.0**-8

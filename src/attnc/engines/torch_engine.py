@@ -397,7 +397,7 @@ class _TorchAttention(nn.Module):
 
     def _made(self, num_variables: int) -> list[Row]:
         """Return the entries of the next u as affine functions of all averages and the u before."""
-        coefficients = np.concatenate([_tensor(head.W_O).detach().numpy() for head in self.heads]).T.tolist()
+        coefficients = np.concatenate([_tensor(head.W_O).detach().double().numpy() for head in self.heads]).T.tolist()
         moved, constants = [[0.0] * num_variables] * self.num_columns, [0.0] * self.num_columns
         if self.residual is not None:
             moved, constants = self.residual.coefficients(num_variables), self.residual.constant.ravel().tolist()

@@ -13,8 +13,9 @@ from attnc_lab.measuring import errors_at, middles
 
 HEADS, PER_HEAD = 4, 8
 ANCHORS = HEADS * PER_HEAD
-RADIUS = (ANCHORS - 1) / 2
 SEAMS = tuple((h * PER_HEAD - 0.5) / (ANCHORS - 1) for h in range(1, HEADS))
+REST = (0.5 - SEAMS[0]) * (ANCHORS - 1)
+"""The distance of the outer seams from the middle of the range, in spacings. Idle heads rest at the middle."""
 BETAS = (0.5, 0.75, 1.0, 1.5, 2.0, 2.75, 4.0, 6.0, 8.0, 12.0)
 SHOWN = (1.0, 2.75, 8.0)
 """The β of the error profiles that are drawn."""
@@ -54,7 +55,8 @@ def _heads(cell: Cell) -> list[Row]:
     if cell["kind"] == "profile":
         return [{"x": float(at), "error": float(error)} for at, error in zip(x, errors, strict=True)]
     reach = 2 / (ANCHORS - 1)
-    at_seam = np.abs(x[:, None] - np.array(SEAMS)).min(axis=1) < reach
+    by_seam = np.abs(x[:, None] - np.array(SEAMS)) < reach
+    at_seam = by_seam.any(axis=1)
     at_end = np.minimum(np.abs(x), np.abs(x - 1)) < reach
     one = attnc.constructions.truncated_linear(target, num_anchors=ANCHORS, beta=cell["beta"])
     alone = one.program(x[:, None])
@@ -62,7 +64,9 @@ def _heads(cell: Cell) -> list[Row]:
     added = np.abs(built.program(x[:, None]) - alone) * (ANCHORS - 1)
     inner = ~at_seam & ~at_end & (x > 0) & (x < 1)
     by_place = {"seam": errors[at_seam].max(), "end": errors[at_end].max(), "inside": errors[inner].max()}
-    return [by_place | {"added": added[at_seam].max(), "one_head": single[(x >= 0) & (x <= 1)].max()}]
+    middle = by_seam[:, len(SEAMS) // 2]
+    by_place |= {"added": added[at_seam].max(), "added_middle": added[middle].max()}
+    return [by_place | {"one_head": single[(x >= 0) & (x <= 1)].max()}]
 
 
 def _steep(place: str, k: float) -> Row:
@@ -91,8 +95,11 @@ def _near_and_elsewhere(x: np.ndarray, x0: float, reach: float, errors: np.ndarr
 
 
 def leak(beta: np.ndarray, s: int) -> np.ndarray:
-    """Return the error of two heads at a seam, in spacings: r·e^{−β⌊(s+1)²/2⌋}, r = (N−1)/2."""
-    return RADIUS * np.exp(-beta * ((s + 1) ** 2 // 2))
+    """Return the error of two heads at an outer seam, in spacings: r·e^{−β⌊(s+1)²/2⌋}, r its distance from the middle.
+
+    A head that is idle returns the middle of the range, so its leak moves the output by up to r towards the middle.
+    """
+    return REST * np.exp(-beta * ((s + 1) ** 2 // 2))
 
 
 def judge(table: Table) -> Verdicts:
@@ -105,14 +112,16 @@ def judge(table: Table) -> Verdicts:
         seen = (predicted > 1e-8) & (predicted < 1)
         ratios += list(rows.column("added")[seen] / predicted[seen])
     added = Span.of(ratios)
+    middle = seams.where(sentinels=1).ratio("added_middle", "added").max()
     yield Verdict(
         "Errors spike between head partitions (the failure signature), unless β is large enough or sentinels are many.",
         Status.CONSTANT.when(added.largest < 4 and hard["seam"] < 0.55 < soft["seam"]),
         f"with one sentinel per side the error at the seam is {soft['seam']:.2f} spacings at βΔ² = 1 (inside "
         f"{soft['inside']:.2f}), and {hard['seam']:.2f} at 8. A seam adds {added:.2f} times "
-        "(N−1)/2·e^(−βΔ²·⌊(s+1)²/2⌋), s = 1, 2, 3.",
-        {"seam_soft": soft["seam"], "seam_hard": hard["seam"], "largest_ratio": added.largest},
-        Constant(added.largest, "the error that a seam adds over (N−1)/2·e^(−βΔ²·⌊(s+1)²/2⌋) spacings"),
+        "r·e^(−βΔ²·⌊(s+1)²/2⌋), s = 1, 2, 3, where r is its distance from the middle of the range: idle heads rest "
+        f"there. So the seam in the middle adds at most {middle:.2f} times what the others add.",
+        {"middle": middle, "seam_soft": soft["seam"], "seam_hard": hard["seam"], "largest_ratio": added.largest},
+        Constant(added.largest, "the error that a seam adds over r·e^(−βΔ²·⌊(s+1)²/2⌋) spacings"),
     )
     ends = seams.where(beta=8.0).ratio("end", "one_head").max()
     spike = soft["end"] / soft["inside"]
@@ -160,7 +169,9 @@ def draw(table: Table, picture: drawing.Figure) -> None:
         rows = table.where(kind="profile", beta=beta)
         first.line(rows, "x", "error", f"measured, βΔ² = {beta:g}", colour, lw=0.9)
     for i, seam in enumerate(SEAMS):
-        first.axes.axvline(seam, color=drawing.GREY, lw=1, ls=":", label="seams" if i == 0 else None)
+        first.axes.axvline(
+            seam, color=drawing.GREY, lw=1, ls=":", label="seams; idle heads rest at ½" if i == 0 else None
+        )
     first.axes.axhline(0.5, color=drawing.INK, lw=1.2, ls="--", label="theory: ½, hard selection")
     second.label("error that a seam adds", "βΔ²", "difference from one head, in spacings", log="y")
     fine = np.linspace(0.5, 12, 100)
@@ -168,6 +179,8 @@ def draw(table: Table, picture: drawing.Figure) -> None:
         rows = table.where(kind="seam", sentinels=s)
         second.points(rows, "beta", "added", f"measured, {s} sentinel{'s' * (s > 1)} per side", colour, marker)
         second.theory(fine, leak(fine, s), f"theory: r·exp(−{(s + 1) ** 2 // 2}βΔ²)", colour)
+    rows = table.where(kind="seam", sentinels=1)
+    second.points(rows, "beta", "added_middle", "seam in the middle, 1 sentinel", drawing.ORANGE, "v", is_open=True)
     second.axes.set_ylim(1e-13, 50)
     third.label(f"steep transitions tanh(k(x−x₀)), {CELLS} cells", "steepness k", "largest error", log="xy")
     k = np.logspace(math.log10(5), math.log10(320), 100)
@@ -189,7 +202,8 @@ ABOUT = About(
     6,
     "Boundaries, seams, steep places and jumps",
     "Are errors larger at the ends of the range, at the seams between heads, or where the target is steep or jumps?",
-    "A seam adds (N−1)/2·e^(−βΔ²⌊(s+1)²/2⌋) spacings with s sentinels per side; an end adds nothing. A "
+    "A seam r spacings from the middle adds r·e^(−βΔ²⌊(s+1)²/2⌋) spacings with s sentinels per side; an end adds "
+    "nothing. A "
     "steep place costs its oscillation over half a cell, tanh(kh/2); a jump J in the middle of a cell costs ½J·√h in "
     "L₂ and J/2 or more in L∞.",
     "the summary of 2504.15956: failure signature boundary artefacts, next checks 2 (stress test domain boundaries), "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -133,47 +134,39 @@ def snapping(beta: float) -> attnc.Diagnosis:
 
 PLANTED: dict[str, Planted] = {
     **{
-        f"sin({w}x), βh² = {beta:g}": Planted(
-            FAULTS[0], False, lambda w=w, beta=beta: on_line(f"sin({w}*x)", 32, beta, 0.1 * w)
-        )
+        f"sin({w}x), βh² = {beta:g}": Planted(FAULTS[0], False, partial(on_line, f"sin({w}*x)", 32, beta, 0.1 * w))
         for w in (2, 4)
         for beta in (0.01, 0.03, 0.1)
     },
-    **{
-        f"levels, βh² = {beta:g}": Planted(FAULTS[1], False, lambda beta=beta: snapping(beta))
-        for beta in (1.0, 1.4, 2.0)
-    },
+    **{f"levels, βh² = {beta:g}": Planted(FAULTS[1], False, partial(snapping, beta)) for beta in (1.0, 1.4, 2.0)},
     **{
         f"{text}, βh² = {beta:g}": Planted(
-            FAULTS[2], False, lambda text=text, beta=beta: on_line(text, 24, beta, 0.03 if text == "x" else 0.13)
+            FAULTS[2], False, partial(on_line, text, 24, beta, 0.03 if text == "x" else 0.13)
         )
         for text, betas in (("x", (0.5, 1.0)), ("sin(x)", (0.7, 1.0)))
         for beta in betas
     },
+    **{f"four heads, βΔ² = {beta:g}": Planted(FAULTS[3], False, partial(of_seams, beta)) for beta in (0.75, 1.0, 1.25)},
     **{
-        f"four heads, βΔ² = {beta:g}": Planted(FAULTS[3], False, lambda beta=beta: of_seams(beta))
-        for beta in (0.75, 1.0, 1.25)
-    },
-    **{
-        f"sin({w}x), 16 anchors": Planted(FAULTS[4], False, lambda w=w: on_line(f"sin({w}*x)", 16, HARD, 0.1))
+        f"sin({w}x), 16 anchors": Planted(FAULTS[4], False, partial(on_line, f"sin({w}*x)", 16, HARD, 0.1))
         for w in (2, 4, 8)
     },
-    **{f"float32, {p:,} anchors": Planted(FAULTS[5], False, lambda p=p: in_float32(p)) for p in (8192, 16_384)},
+    **{f"float32, {p:,} anchors": Planted(FAULTS[5], False, partial(in_float32, p)) for p in (8192, 16_384)},
     **{
-        f"sin({w}x), 96 anchors": Planted(HEALTHY, False, lambda w=w: on_line(f"sin({w}*x)", 96, HARD, 0.04 * w))
+        f"sin({w}x), 96 anchors": Planted(HEALTHY, False, partial(on_line, f"sin({w}*x)", 96, HARD, 0.04 * w))
         for w in (1, 2, 4)
     },
-    "four heads, βΔ² = 2.75": Planted(HEALTHY, False, lambda: of_seams(2.75)),
+    "four heads, βΔ² = 2.75": Planted(HEALTHY, False, partial(of_seams, 2.75)),
     **{
-        f"prompt of 64, βh² = {beta:g}": Planted(FAULTS[0], True, lambda beta=beta: in_context(64, beta, 0.12))
+        f"prompt of 64, βh² = {beta:g}": Planted(FAULTS[0], True, partial(in_context, 64, beta, 0.12))
         for beta in (0.003, 0.01)
     },
-    "prompt of 8": Planted(FAULTS[4], True, lambda: in_context(8, HARD, 0.12)),
-    "prompt of 16": Planted(FAULTS[4], True, lambda: in_context(16, HARD, 0.12)),
-    "prompt with a gap": Planted(FAULTS[4], True, lambda: in_context(64, HARD, 0.12, end=1.0)),
-    "prompt, softmax without shift": Planted(FAULTS[5], True, lambda: in_context(64, HARD, 0.12, naive=True)),
-    "prompt of 64": Planted(HEALTHY, True, lambda: in_context(64, HARD, 0.12)),
-    "prompt of 256": Planted(HEALTHY, True, lambda: in_context(256, HARD, 0.12)),
+    "prompt of 8": Planted(FAULTS[4], True, partial(in_context, 8, HARD, 0.12)),
+    "prompt of 16": Planted(FAULTS[4], True, partial(in_context, 16, HARD, 0.12)),
+    "prompt with a gap": Planted(FAULTS[4], True, partial(in_context, 64, HARD, 0.12, end=1.0)),
+    "prompt, softmax without shift": Planted(FAULTS[5], True, partial(in_context, 64, HARD, 0.12, naive=True)),
+    "prompt of 64": Planted(HEALTHY, True, partial(in_context, 64, HARD, 0.12)),
+    "prompt of 256": Planted(HEALTHY, True, partial(in_context, 256, HARD, 0.12)),
 }
 
 
