@@ -33,7 +33,7 @@ from attnc.numerics.rounding import LARGEST, UNIT_ROUNDOFF
 from attnc.proofs.certificate import Certificate, Standing
 from attnc.proofs.observed import observed_error, sample_with_tails
 from attnc.proofs.prover import PROOF_SECONDS, ProofRequest
-from attnc.proofs.provers import LEAVES, best_proof
+from attnc.proofs.provers import HEAD_BY_HEAD, LEAVES, best_proof
 from attnc.proofs.staged.claims import stated_derivation
 from attnc.proofs.stages.enclosed_sparse import weights_within as weights_as_intervals
 from attnc.targets.box import Box, BoxLike
@@ -269,9 +269,8 @@ class Network:
             Time limit of the proof.
         weights_within : float
             The share r by which every stored number w may differ. The bound then holds, in exact arithmetic, for all
-            networks whose numbers lie between w(1 − r) and w(1 + r), each on its own. There is one for networks of one
-            attention layer that were made from an expression. In several layers errors would pass from one to another,
-            which is not proved.
+            networks whose numbers lie between w(1 − r) and w(1 + r), each on its own. There is one for networks that
+            were made from an expression, by leaves for one attention layer, and head by head for several.
 
         Returns
         -------
@@ -341,7 +340,11 @@ class Network:
         """Prove a bound for all networks whose stored numbers differ from these by at most this share."""
         part = self._part(self.box.as_dict() if box is None else box, seconds)
         claim = self.certificate
-        if self.expression is None or not LEAVES.proves_intervals_of(self.program):
+        if self.expression is None:
+            return None
+        by_leaves = LEAVES.proves_intervals_of(self.program)
+        derivation = None if by_leaves or claim.by_heads is None else self.known_derivation
+        if not by_leaves and derivation is None:
             return None
         target, p = ExpressionTarget(Expression.parse(self.expression), part), float(claim.norm)
         with (
@@ -356,8 +359,9 @@ class Network:
                 observed=observed_error(self.at, target, self.work_per_point, p),
                 tolerance=PART_TOLERANCE,
                 truncation=self.truncation,
+                derivation=derivation,
             )
-            found = LEAVES.prove(self.program, target, request).bound
+            found = (LEAVES if by_leaves else HEAD_BY_HEAD).prove(self.program, target, request).bound
             return found if found < math.inf else None
         return None
 

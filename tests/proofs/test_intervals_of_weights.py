@@ -18,6 +18,9 @@ def networks():
         "selected": attnc.compile("sin(x)", {"x": (-3, 3)}, 0.1, construction="max_affine"),
         "plane": attnc.compile("sin(x)+cos(y)", [(-3, 3)] * 2, 0.5, construction="max_affine"),
         "gate": attnc.compile("clip(x,0,1)", {"x": (-0.2, 1.2)}, 1e-3, construction="gates"),
+        "deep": attnc.compile("exp(sin(x)*y)", [(-1, 1)] * 2, 1e-2, construction="compose"),
+        "passing": attnc.compile("sin(exp(x)*y)+z", [(-1, 1)] * 3, 1e-2, construction="compose"),
+        "three layers": attnc.compile("tanh(exp(sin(x)*y)-x)", [(-1, 1)] * 2, 1e-2, construction="compose"),
     }
 
 
@@ -72,10 +75,17 @@ def test_parts_of_the_box_and_the_nominal_bound():
     assert net.bound(weights_within=0.0) == net.bound() == net.certificate.bound
 
 
-def test_deep_networks_have_none():
-    deep = attnc.compile("exp(sin(x)*y)", [(-1, 1)] * 2, 1e-2, construction="compose")
-    assert deep.bound(weights_within=1e-6) is None
-    assert deep.bound() is not None
+def test_channels_that_are_passed_on_change_on_the_way():
+    """A weight that passes z on, and one that reads it: the output moves by about 2·size·|z|."""
+    net, size = NETWORKS["passing"], 1e-4
+    assert net.program.num_attention_layers > 1
+    names = [term.name for term in net.certificate.terms]
+    assert net.bound(weights_within=size) > net.certificate.bound + size, names
+
+
+def test_networks_of_code_have_none():
+    code = attnc.compile(lambda x: np.clip(x[:, 0], 0, 1), [(-0.5, 1.5)], eps=0.1, lipschitz=1.0)
+    assert code.bound(weights_within=1e-6) is None
 
 
 @pytest.mark.parametrize("wrong", [-1e-9, 1.0, float("nan")])

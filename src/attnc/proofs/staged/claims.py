@@ -73,6 +73,7 @@ class State:
     names: tuple[str, ...]
     sizes: Float[np.ndarray, " channels"]  # of the exact number: |carrier|·|g|, which is also the checker's bound
     errors: Float[np.ndarray, " channels"]  # for any signs of the errors before
+    passing: Float[np.ndarray, " channels"]  # the part of the errors that began when channels were passed on
 
     @property
     def reach(self) -> Float[np.ndarray, " channels"]:

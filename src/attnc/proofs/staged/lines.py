@@ -147,12 +147,20 @@ class Channel:
 
     @property
     def source(self) -> int | None:
-        """The channel of the state that is passed on unchanged as this one. None if it is not passed on."""
-        row = self.stage.linear.mid[self.column]
+        """The channel of the state that is passed on as this one, with weight 1. None if it is not passed on.
+
+        It is passed on unchanged, up to `passing`.
+        """
+        row, constant = self.stage.linear.mid[self.column], self.stage.constant
         (places,) = np.nonzero(row)
-        off = (self.stage.linear.radius, self.stage.constant.mid, self.stage.constant.radius)
-        is_exact = len(places) == 1 and row[places[0]] == 1 and not any(part[self.column].any() for part in off)
-        return int(places[0]) if is_exact else None
+        is_passed = len(places) == 1 and row[places[0]] == 1 and constant.mid[self.column] == 0
+        return int(places[0]) if is_passed and constant.radius[self.column] == 0 else None
+
+    @property
+    def passing(self) -> float:
+        """The change of a channel that is passed on. It is 0 unless weights are intervals."""
+        radius = self.stage.linear.radius[self.column]
+        return float(up(radius @ self.sizes, len(radius) + 2)) if radius.any() else 0.0
 
     @property
     def _reach(self) -> Float[np.ndarray, " channels"]:

@@ -147,7 +147,7 @@ class StageWalk:
         self.stages, self.claims, self.box, self.noise = stages, claims, target.box, noise
         sizes = self.box.magnitude
         casts = up(UNIT_ROUNDOFF[dtype] * sizes, 2) if dtype != "float64" else np.zeros(self.box.d)
-        self.state = State(self.box.names, sizes, casts)
+        self.state = State(self.box.names, sizes, casts, np.zeros(self.box.d))
         self.heads: list[HeadProof] = []
         self.flow: list[FlowStage] = []
         self.states: list[State] = []  # before every stage of `flow`
@@ -184,13 +184,15 @@ class StageWalk:
             self.is_complete &= group.is_complete
             for head, size, error in zip(group.heads, group.sizes, group.errors, strict=True):
                 self._ranges.append((head.argument.lo, head.argument.hi))
-                after[head.claim.output] = (head.claim.name, size, error)
-        names, sizes, errors = zip(*(after[i] for i in range(len(channels))), strict=True) if channels else ((), (), ())
-        self.state = State(names, np.array(sizes, np.float64), np.array(errors, np.float64))
+                after[head.claim.output] = (head.claim.name, size, error, 0.0)
+        names, *numbers = zip(*(after[i] for i in range(len(channels))), strict=True) if channels else [()] * 4
+        self.state = State(names, *(np.array(each, np.float64) for each in numbers))
 
-    def _passed_on(self, channels: Mapping[int, Channel], claimed: set[int]) -> dict[int, tuple[str, float, float]]:
-        """Return the name, the size and the error of every channel that a stage passes on unchanged."""
-        state, found = self.state, dict[int, tuple[str, float, float]]()
+    def _passed_on(
+        self, channels: Mapping[int, Channel], claimed: set[int]
+    ) -> dict[int, tuple[str, float, float, float]]:
+        """Return the name, the size, the error and the passing error of every channel that a stage passes on."""
+        state, found = self.state, dict[int, tuple[str, float, float, float]]()
         for i, channel in channels.items():
             if i in claimed:
                 continue
@@ -200,7 +202,12 @@ class StageWalk:
                 )
             if channel.source is None:
                 raise ProgramError(f"{channel.name} is neither written by a head nor passed on unchanged")
-            found[i] = state.names[channel.source], state.sizes[channel.source], state.errors[channel.source]
+            name, size, error, passing = (
+                each[channel.source] for each in (state.names, state.sizes, state.errors, state.passing)
+            )
+            if channel.passing:
+                error, passing = up(error + channel.passing), up(passing + channel.passing)
+            found[i] = name, size, error, passing
         return found
 
     def _grouped(self, heads: Sequence[ClaimedHead]) -> list[list[ClaimedHead]]:
@@ -232,15 +239,22 @@ class StageWalk:
         return FlowStage(arguments, slopes, own, rounding, carried, deviations)
 
     def _readings(self, forms: StateForm, errors: Float[np.ndarray, " rows"]) -> Readings:
-        """Rewrite combinations of channels as combinations of the heads in them. An input adds only its rounding."""
-        numbers = {head.name: number for number, head in enumerate(self.heads)}
-        weights, casts = np.zeros((len(errors), len(numbers))), np.zeros(len(errors))
-        for name, column, error in zip(self.state.names, forms.weights.T, self.state.errors, strict=True):
+        """Rewrite combinations of channels as combinations of the heads in them.
+
+        An input adds only its rounding, and a channel that was passed on the error of that.
+        """
+        numbers, state = {head.name: number for number, head in enumerate(self.heads)}, self.state
+        weights, casts, passed = np.zeros((len(errors), len(numbers))), np.zeros(len(errors)), np.zeros(len(errors))
+        channels = zip(state.names, forms.weights.T, state.errors, state.passing, strict=True)
+        for name, column, error, passing in channels:
             if name in numbers:
                 weights[:, numbers[name]] += column
+                if passing:
+                    passed = up(passed + up(np.abs(column) * passing))
             elif error:
                 casts = up(casts + up(np.abs(column) * error))
-        return Readings(weights, np.where(casts > 0, up(forms.slack + casts), forms.slack), casts, errors)
+        beside = np.where(passed > 0, up(casts + passed), casts)
+        return Readings(weights, np.where(beside > 0, up(forms.slack + beside), forms.slack), casts, errors)
 
     def composed(self, read: StateForm, dtype: str) -> tuple[Composed, tuple[str, ...]]:
         """Bound the outputs by the errors of the heads and of the stored coefficients, and by rounding."""
@@ -251,6 +265,8 @@ class StageWalk:
             raise ProgramError(f"the program has {len(rows)} outputs, but the derivation claims {len(goals)}")
         readings = self._readings(read, np.zeros(len(rows)))
         off = np.abs(rows - goal.weights) @ reach + np.abs(read.constant - goal.constant) + goal.slack
+        if read.spread is not None:
+            off = off + read.spread[:, :-1] @ reach + read.spread[:, -1] + np.abs(rows) @ self.state.passing
         differs = np.where(off > 0, up(off * (1 + 4 * len(reach) * U), 4), 0.0)
         # Each product that may underflow adds the smallest normal number, also to coefficients, which engines fold.
         is_exact, counts = np.isin(np.abs(rows), (0.0, 1.0)), np.count_nonzero(rows, axis=1)

@@ -136,12 +136,14 @@ def _positions(reads: Int[np.ndarray, " read"], num_variables: int) -> Int[np.nd
 class StateForm:
     """T(u) = Σ weight_i·u_i + constant in floats. The exact combination is within `slack` of T at the exact state u.
 
-    Several combinations of one state have one row each, in all three arrays.
+    Several combinations of one state have one row each, in all arrays. If weights are intervals, `spread` has their
+    half-widths, and those of the constants in its last column.
     """
 
     weights: Float[np.ndarray, "*rows channels"]
     constant: Float[np.ndarray, " *rows"] | float
     slack: Float[np.ndarray, " *rows"] | float = 0.0
+    spread: Float[np.ndarray, "*rows channels+1"] | None = None
 
     @classmethod
     def stacked(cls, forms: Sequence[StateForm], num_channels: int) -> StateForm:
@@ -177,14 +179,15 @@ def stages_and_read_out(program: Program) -> tuple[tuple[ProgramStage, ...], Sta
         found.append(ProgramStage(stage.name, outputs, tokens, foldings, program.dtype, number, reads, writes))
         reads = writes
     read = output.renumbered(_positions(reads, output.num_variables), len(reads)).dense()
-    if read.radius.any():  # one stored map is exact
-        raise ProgramError("stages are proved one by one only for exact weights, not for intervals of weights")
-    return tuple(found), StateForm(read.mid[:, :-1], read.mid[:, -1])
+    spread = read.radius if read.radius.any() else None  # one stored map is exact, unless weights are intervals
+    return tuple(found), StateForm(read.mid[:, :-1], read.mid[:, -1], spread=spread)
 
 
 def stage_chain(program: Program) -> tuple[ProgramStage, ...]:
     """Return the same stages, but the last one maps to the outputs of the program: composed they are the program."""
-    found, _ = stages_and_read_out(program)
+    found, read = stages_and_read_out(program)
+    if read.spread is not None:
+        raise ProgramError("stages are enclosed one by one only for exact weights, not for intervals of weights")
     if not found:
         raise ProgramError("the program is an affine map: it has no stages")
     *before, last = found
