@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from attnc.numerics.small_matrices import singular_values, triangular_factor
+from attnc.numerics.small_matrices import orthonormal_factors, singular_values, triangular_factor
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (7, 3), (40, 8), (200, 40)])
@@ -13,6 +13,10 @@ def test_the_results_are_those_of_numpy(rows, columns):
     R = triangular_factor(A)
     assert np.array_equal(R, np.triu(R))
     assert np.abs(R.T @ R - A.T @ A).max() <= 1e-13 * S[0] ** 2
+    Q, same = orthonormal_factors(A)
+    assert np.array_equal(same, R)
+    assert np.abs(Q @ R - A).max() <= 1e-13 * S[0]
+    assert np.abs(Q.T @ Q - np.eye(columns)).max() <= 1e-13
 
 
 def test_a_matrix_that_is_not_finite_is_refused():

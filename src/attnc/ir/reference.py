@@ -159,6 +159,7 @@ def _views(mask: Mask | None, num_queries: int, *, whole: bool) -> list[tuple[np
 
 def softmax(scores: np.ndarray) -> np.ndarray:
     """Return the softmax over the last axis, shifted by the maximum, so that no exponential overflows."""
-    weights: np.ndarray = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights: np.ndarray = scores - scores.max(axis=-1, keepdims=True)
+    np.exp(weights, out=weights)
     weights /= key_sum(weights)[..., None]
     return weights

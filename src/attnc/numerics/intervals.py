@@ -170,7 +170,7 @@ class Interval:
         corners, shorts = [(x / y) for x in self._ends for y in divisors], other._short_ends
         if _is_power_of_two(other):
             exact = [_is_normal(corner) for corner in corners]
-        elif any(short.any() for short in shorts):
+        elif any(np.count_nonzero(short) for short in shorts):
             # A short quotient times a short divisor is computed exactly: if that gives the dividend, it was exact.
             by_divisor = list(zip(divisors, (shorts[0], shorts[-1]), strict=True))
             pairs = [(x, y, short) for x in self._ends for y, short in by_divisor]
@@ -179,7 +179,7 @@ class Interval:
             exact = [np.zeros((), dtype=bool)] * len(corners)
         straddles = ((other.lo < 0) & (other.hi > 0)) | ((other.lo == 0) & (other.hi == 0))
         result = _hull(corners, exact, self, other)
-        return result.entire_where(straddles) if straddles.any() else result
+        return result.entire_where(straddles) if np.count_nonzero(straddles) else result
 
     __radd__ = __add__
     __rmul__ = __mul__
@@ -228,8 +228,9 @@ def _hull(corners: list[Array], exact: list[Mask], x: Interval, y: Interval) -> 
 
     A NaN, from 0·∞, 0/0 or ∞/∞, is ignored. Unless all four are NaN, the other corners span its value.
     """
-    everywhere, nowhere = all(mask.all() for mask in exact), not any(mask.any() for mask in exact)
-    if everywhere or nowhere:
+    counts = [np.count_nonzero(mask) for mask in exact]
+    nowhere = not any(counts)
+    if nowhere or counts == [mask.size for mask in exact]:
         lo, hi = _least(corners), _greatest(corners)
         if nowhere:
             lo, hi = np.nextafter(lo, -np.inf), np.nextafter(hi, np.inf)
@@ -237,8 +238,9 @@ def _hull(corners: list[Array], exact: list[Mask], x: Interval, y: Interval) -> 
         pairs = list(zip(corners, exact, strict=True))
         lo = _least([np.where(mask, corner, np.nextafter(corner, -np.inf)) for corner, mask in pairs])
         hi = _greatest([np.where(mask, corner, np.nextafter(corner, np.inf)) for corner, mask in pairs])
-    near = ~(np.abs(lo) > 1e-320) | ~(np.abs(hi) > 1e-320)  # zeros, and NaN
-    if near.any():
+    is_far = (np.abs(lo) > 1e-320) & (np.abs(hi) > 1e-320)  # neither zero nor NaN
+    if np.count_nonzero(is_far) < is_far.size:
+        near = ~is_far
         # A zero is exact or an underflow; the signs of x and y show on which side of 0 the exact end can lie.
         negative = ((x.lo < 0) & (y.hi > 0)) | ((x.hi > 0) & (y.lo < 0))
         positive = ((x.lo < 0) & (y.lo < 0)) | ((x.hi > 0) & (y.hi > 0))

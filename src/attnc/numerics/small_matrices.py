@@ -22,6 +22,19 @@ def triangular_factor(A: Float[np.ndarray, "rows columns"]) -> Float[np.ndarray,
     return np.where(_upper(A.shape[1]), packed[: A.shape[1]], 0.0)
 
 
+def orthonormal_factors(
+    A: Float[np.ndarray, "rows columns"],
+) -> tuple[Float[np.ndarray, "rows columns"], Float[np.ndarray, "columns columns"]]:
+    """Return Q and R with A = QR, as `numpy.linalg.qr` does, for at least as many rows as columns."""
+    from scipy.linalg.lapack import dgeqrf, dorgqr
+
+    packed, tau, _, info = dgeqrf(A)
+    Q, _, formed = dorgqr(packed, tau)
+    if info != 0 or formed != 0:
+        raise np.linalg.LinAlgError("the QR decomposition failed")
+    return np.ascontiguousarray(Q), np.where(_upper(A.shape[1]), packed[: A.shape[1]], 0.0)
+
+
 def triangular_solution(
     R: Float[np.ndarray, "columns columns"], b: Float[np.ndarray, " columns"]
 ) -> Float[np.ndarray, " columns"] | None:

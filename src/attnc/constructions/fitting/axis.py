@@ -435,12 +435,12 @@ class AxisSections:
             error = np.abs(predicted[:, :rank] @ (fit.factors[0][:, :rank].T @ sections.f) - at_tests).max()
             if not error < math.inf:
                 return None
-            return replace(first, lattice=lattice, cut=found.cut, error=float(error), shape=place)
+            return SpectralAxis(self.lo, self.hi, lattice, found.cut, self.spare, float(error), place)
 
         if p == 1:
             return fitted((0.0, 0.0))
         places = (*(axis.shape for axis in near if axis.p > 1), *(COARSE_PLACES if p <= 80 else COARSE_PLACES_FOR_MANY))
-        starts = (fitted(place) or replace(first, shape=place) for place in places)
+        starts = (fitted(place) or SpectralAxis(self.lo, self.hi, first.lattice, shape=place) for place in places)
         descents = 1 if p <= 300 else 0
         best = lowest(starts, functools.partial(map, fitted), NEIGHBOURS, 1.0, 0.5, enough, num_descents=descents)
         return best if best.error < math.inf else None

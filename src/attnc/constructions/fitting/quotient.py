@@ -30,6 +30,7 @@ from attnc.ir.reference import softmax
 from attnc.ir.soft_head import SoftHead
 from attnc.numerics.arrays import Float
 from attnc.numerics.limits import check_time, spend
+from attnc.numerics.small_matrices import orthonormal_factors, singular_values, triangular_solution
 
 # The constants were measured with 49 fits of 14 functions to 1e-3 … 1e-9. Together they take 641 keys; lattices 943.
 MOST_MOVED = 48
@@ -206,9 +207,12 @@ class _Projection:
     def _solve(self, slopes: np.ndarray, offsets: np.ndarray) -> _State:
         spend(STEP_SECONDS * self.m * self.p**2)
         weights = softmax(np.multiply.outer(self.start.points, slopes) + offsets)
-        Q, R = np.linalg.qr(np.concatenate([weights, self.ridge * np.eye(self.p)]))
+        Q, R = orthonormal_factors(np.concatenate([weights, self.ridge * np.eye(self.p)]))
         along = Q.T @ self.wanted
-        return _State(weights, Q, np.linalg.solve(R, along), self.wanted - Q @ along)
+        values = triangular_solution(R, along)
+        if values is None:
+            raise np.linalg.LinAlgError("the equations for the values are singular")
+        return _State(weights, Q, values, self.wanted - Q @ along)
 
     @property
     def error(self) -> float:
@@ -241,7 +245,7 @@ class _Projection:
                 break
             columns[:m, :p] = weights * (values - (weights @ values)[:, None])
             columns[:m, p:] = (t[:, None] * columns[:m, :p]) @ by
-            U, S, Vt = np.linalg.svd(columns - basis @ (basis.T @ columns), full_matrices=False)
+            U, S, Vt = singular_values(columns - basis @ (basis.T @ columns))
             along = U.T @ residual
             for _ in range(MAX_REFUSALS):
                 step = Vt.T @ (S / (S**2 + damping * squares) * along)

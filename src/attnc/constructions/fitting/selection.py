@@ -130,14 +130,16 @@ def mean_error(beta: float, count: int, delta: float = 0.0) -> float:
         return coarse  # a large β gains nothing here, and a small β is of no use
     K = int(np.sqrt(40 / beta)) + 2
     num_seen, is_cut = min(count, 4 * K + 2), count > 4 * K + 2
-    L = np.arange(num_seen) - (num_seen - 1) / 2
-    steps = 4096
-    y = np.linspace(L[0], L[0] + min(num_seen - 1, 2 * K + 1), steps * (min(num_seen - 1, 2 * K + 1)) + 1)
-    weights = np.exp(-beta * (y[:, None] - L) ** 2)
-    weights /= weights.sum(axis=1, keepdims=True)
-    off = y[:, None] - L
-    error = float(np.abs((weights * off).sum(axis=1)).max())
-    second_moment = float((weights * off**2).sum(axis=1).max())
+    # Between neighbouring centres there are `steps` samples at the same distances t from the left one. So a centre m
+    # steps to the left of it is m + t from the sample, and all samples together need few exponentials.
+    steps, gaps = 4096, min(num_seen - 1, 2 * K + 1)
+    t, m = np.arange(steps) / steps, np.arange(-num_seen, gaps + 1)[:, None]
+    off = m + t
+    weights = np.exp(-beta * off**2)
+    is_seen = (m.T <= np.arange(gaps + 1)[:, None]) & (m.T > np.arange(gaps + 1)[:, None] - num_seen)
+    total, first, second = (is_seen.astype(np.float64) @ part for part in (weights, weights * off, weights * off**2))
+    total, first, second = (np.append(part[:-1].ravel(), part[-1, 0]) for part in (total, first, second))
+    error, second_moment = float(np.abs(first / total).max()), float((second / total).max())
     # Between samples, half a step apart, ratios of weights of centres within K of y change by e^{±4βK/(2·steps)}.
     slope = max(1.0, 2 * beta * second_moment * float(np.exp(4 * beta * K / steps)) + 1e-9)
     perturbed = np.expm1(2 * delta) * (coarse + error)  # × Σ w|L − E| ≤ Σ w|L − y| + |y − E|

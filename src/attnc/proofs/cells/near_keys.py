@@ -110,8 +110,9 @@ class NearPairs:
     key: Int[np.ndarray, " pairs"]
     lead: Float[np.ndarray, " pairs"]
 
-    @property
+    @cached_property
     def starts(self) -> Int[np.ndarray, " boxes"]:
+        """The number of the first pair of every box."""
         return np.searchsorted(self.row, np.arange(len(self.boxes)))
 
 
