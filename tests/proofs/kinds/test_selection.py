@@ -76,6 +76,18 @@ def test_no_point_of_a_box_is_farther_off(seed, d, heads):
                 assert not error > arb(float(bound[0]))
 
 
+@settings(max_examples=60)
+@given(seed=st.integers(0, 10**6), d=st.sampled_from([1, 2, 3]), heads=st.sampled_from([1, 1, 2]))
+def test_no_box_has_a_bound_below_the_least_that_is_stated(seed, d, heads):
+    rng = np.random.default_rng(seed)
+    stage = random_stage(rng, d, num_heads=heads, gates=bool(rng.random() < 0.3))
+    kind = SelectionKind(stage, target_of(rng.choice(TEXTS[d]), d))
+    centres, radii = random_boxes(rng, d, 20)
+    least, found = kind.least(centres), kind.bounds(centres, radii, SHARP).upper.max(axis=1)
+    assert (least <= found * (1 + 1e-9)).all()
+    assert least.any()
+
+
 def proved(stage: OneStage, target: Target, observed: float, outputs=None, goal: float = 1.1) -> float:
     """Halve cells until the bound is within `goal` of the error that was observed."""
     kind = SelectionKind(stage, target, outputs=outputs)

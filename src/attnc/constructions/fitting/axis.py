@@ -246,12 +246,14 @@ class Decomposition(ValueSolver):
 
     @functools.cached_property
     def _ranks(self) -> dict[float, int]:
-        """The number of singular values above each cut."""
-        singular = self.factors[1]
-        return {cut: int(np.count_nonzero(singular > cut * singular[0])) for cut in self.cuts}
+        """The number of singular values above each cut that was asked for."""
+        return {}
 
     def rank(self, cut: float) -> int:
         """Return the number of singular values above this share of the largest, which is one of the cuts."""
+        if cut not in self._ranks:
+            singular = self.factors[1]
+            self._ranks[cut] = int(np.count_nonzero(singular > cut * singular[0]))
         return self._ranks[cut]
 
     def values(self, samples: Float[np.ndarray, "points lines"], cut: float) -> Float[np.ndarray, "p lines"]:

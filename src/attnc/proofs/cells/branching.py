@@ -260,6 +260,8 @@ def best_of(
     for number, kind in enumerate(kinds):
         largest = np.full(len(index), np.inf) if known is None else known.upper.max(axis=1)
         rows = np.flatnonzero(np.isinf(largest) | (largest > goal.value))
+        if len(rows) and known is not None:
+            rows = rows[kind.least(centres[rows]) < largest[rows]]
         if not len(rows):
             continue
         spend(CELL_SECONDS * len(rows))

@@ -90,3 +90,10 @@ class Kind(abc.ABC):
     @abc.abstractmethod
     def bounds(self, centres: Float[np.ndarray, "cells d"], radii: Float[np.ndarray, "cells d"], goal: Goal) -> Bounds:
         """Return bounds for every cell, ∞ where there is none. They need not be smaller than the goal."""
+
+    def least(self, centres: Float[np.ndarray, "cells d"]) -> Float[np.ndarray, " cells"]:
+        """Return about the least bound that a cell around each centre can have, or 0 if that is not known.
+
+        Cells with a smaller bound of another kind are not examined by this one.
+        """
+        return np.zeros(len(centres))

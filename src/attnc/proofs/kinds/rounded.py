@@ -114,6 +114,9 @@ class RoundedKind(Kind):
     def order(self) -> int | None:
         return self.kind.order
 
+    def least(self, centres: Float[np.ndarray, "cells d"]) -> Float[np.ndarray, " cells"]:
+        return self.kind.least(centres)
+
     def bounds(self, centres: np.ndarray, radii: np.ndarray, goal: Goal) -> Bounds:
         if self.kind.covers_computed_weights:
             found = self.kind.bounds(centres, radii, goal).enlarged(1 + LEAF_ROOM)

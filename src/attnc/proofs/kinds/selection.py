@@ -68,19 +68,23 @@ class SelectionKind(Kind):
             upper[rows] = self.over(centres[rows], radii[rows], self._errors(centres[rows], radii[rows]))
         return Bounds(upper)
 
-    def least(self, centres: Float[np.ndarray, "boxes d"]) -> Float[np.ndarray, " boxes"]:
-        """Return about the least bound that a box around each centre can have, or 0 if that is not known.
+    def least(self, centres: Float[np.ndarray, "cells d"]) -> Float[np.ndarray, " cells"]:
+        """Return |f − stage| at each centre, with the value of the best key in place of each head: these keys win there.
 
-        It is |f − v_k| at the centre for its best key, because this key wins there. It holds up to rounding.
+        It holds up to rounding, for targets that are expressions.
         """
         stage, expression = self.stage, self.target.expression
-        if expression is None or len(stage.heads) != 1 or stage.heads[0].carried is not None:
+        if expression is None:
             return np.zeros(len(centres))
-        (head,), outputs = stage.heads, slice(None) if self.outputs is None else self.outputs
-        best = np.argmax(centres @ head.slopes.mid.T + head.offsets.mid, axis=1)
-        values = head.values.mid[best] + centres @ stage.linear.mid.T + stage.constant.mid
+        outputs = slice(None) if self.outputs is None else self.outputs
+        values = centres @ stage.linear.mid.T + stage.constant.mid
+        for head in stage.heads:
+            best = np.argmax(centres @ head.slopes.mid.T + head.offsets.mid, axis=1)
+            values = values + head.values.mid[best]
+            if head.carried is not None:
+                values = values + np.einsum("koi,ki->ko", head.carried.mid[best], centres)
         with quiet():
-            return np.asarray(np.nan_to_num(np.abs(expression(centres)[:, outputs] - values).max(axis=1)))
+            return np.asarray(np.nan_to_num(np.abs(expression(centres)[:, outputs] - values).max(axis=1), posinf=0.0))
 
     def ranges(self, centres: np.ndarray, radii: np.ndarray) -> Interval:
         """Return the ranges (boxes, outputs) of the heads together, for the weights of near keys in any proportion."""
