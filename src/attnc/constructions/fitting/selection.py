@@ -133,10 +133,11 @@ def mean_error(beta: float, count: int, delta: float = 0.0) -> float:
     # Between neighbouring centres there are `steps` samples at the same distances t from the left one. So a centre m
     # steps to the left of it is m + t from the sample, and all samples together need few exponentials.
     steps, gaps = 4096, min(num_seen - 1, 2 * K + 1)
-    t, m = np.arange(steps) / steps, np.arange(-num_seen, gaps + 1)[:, None]
-    off = m + t
+    m = np.arange(-num_seen, gaps + 1)
+    off = m[:, None] + np.arange(steps) / steps
     weights = np.exp(-beta * off**2)
-    is_seen = (m.T <= np.arange(gaps + 1)[:, None]) & (m.T > np.arange(gaps + 1)[:, None] - num_seen)
+    number = np.arange(gaps + 1)[:, None] - m  # of the centre that is m steps to the left of a sample in each gap
+    is_seen = (number >= 0) & (number < num_seen)
     total, first, second = (is_seen.astype(np.float64) @ part for part in (weights, weights * off, weights * off**2))
     total, first, second = (np.append(part[:-1].ravel(), part[-1, 0]) for part in (total, first, second))
     error, second_moment = float(np.abs(first / total).max()), float((second / total).max())

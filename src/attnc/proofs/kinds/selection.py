@@ -69,7 +69,7 @@ class SelectionKind(Kind):
         return Bounds(upper)
 
     def least(self, centres: Float[np.ndarray, "cells d"]) -> Float[np.ndarray, " cells"]:
-        """Return |f − stage| at each centre, with the value of the best key in place of each head: these keys win there.
+        """Return |f − stage| at each centre, with the value of the best key for each head, which wins there.
 
         It holds up to rounding, for targets that are expressions.
         """
