@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx  # `onnx_file` has raised MissingExtra if it is missing
-from onnx import checker, helper
+from onnx import checker, helper, numpy_helper
 
 from attnc.exports.onnx_file import OPSET, Graph, checked_target, finished
 from attnc.exports.safe_files import PathLike, write_file_whole
@@ -25,7 +25,8 @@ from attnc.ir.program import Program
 from attnc.ir.repeats import Repeat, repeats
 
 OPERATORS = frozenset(
-    {"Add", "Concat", "Gather", "Identity", "Loop", "MatMul", "Reshape", "Softmax", "Transpose", "Where"}
+    {"Add", "Concat", "ConstantOfShape", "Gather", "Identity", "Loop", "MatMul", "Reshape", "ScatterND", "Softmax"}
+    | {"Transpose", "Where"}
 )
 """Every operator that a file may hold."""
 
@@ -54,6 +55,7 @@ def layered_model(program: Program, metadata: Mapping[str, str], opset: int = OP
     state = _stream(graph, "main", program.layers, _FlatState(flat[0], main), memory)
     graph.node("Reshape", "output", state.name, graph.shared("output/shape", np.array([0, *program.output_shape])))
     ports = zip([*names, "output"], [*program.input_shapes, program.output_shape], strict=True)
+    graph.nodes[:0] = graph.leading
     *given, result = (helper.make_tensor_value_info(name, element, ["batch", *shape]) for name, shape in ports)
     return finished(graph, given, result, metadata, opset)
 
@@ -76,12 +78,31 @@ class _LayerGraph(Graph):
     def __init__(self, dtype: np.dtype[np.floating]) -> None:
         super().__init__(dtype)
         self._known: dict[tuple[str, tuple[int, ...], bytes], str] = {}
+        self.leading: list[onnx.NodeProto] = []  # nodes that come before all others, as loops refer to them
 
     def shared(self, name: str, array: np.ndarray) -> str:
         """Add a constant, or return the name of an equal one."""
         key = (str(array.dtype), array.shape, array.tobytes())
         if key not in self._known:
             self._known[key] = self.constant(name, array)
+        return self._known[key]
+
+    def sparse(self, name: str, array: np.ndarray) -> str:
+        """Add a constant as its entries and their places, if that takes fewer bytes than all its numbers."""
+        places = np.argwhere(array)
+        if len(places) * (array.itemsize + places.itemsize * array.ndim) >= array.nbytes:
+            return self.shared(name, array)
+        key = (f"sparse {array.dtype}", array.shape, array.tobytes())
+        if key not in self._known:
+            shape = self.shared(f"{name}/shape", np.array(array.shape, np.int64))
+            zero = numpy_helper.from_array(np.zeros(1, array.dtype))
+            index = self.shared(f"{name}/places", places)
+            entries = self.shared(f"{name}/entries", array[tuple(places.T)])
+            self.leading += [
+                helper.make_node("ConstantOfShape", [shape], [f"{name}/zeros"], name=f"{name}/zeros", value=zero),
+                helper.make_node("ScatterND", [f"{name}/zeros", index, entries], [name], name=name),
+            ]
+            self._known[key] = name
         return self._known[key]
 
     def reshaped(self, name: str, source: str, *shape: int) -> str:
@@ -207,7 +228,7 @@ def _head(graph: _LayerGraph, name: str, head: Head, tokens: str, keyed: str, si
         asking = graph.rows(f"{where}/asking", tokens, queries, num_queries)
         shown = graph.rows(f"{where}/shown", keyed, seen, num_keys)
         Q, K, V = (
-            graph.node("MatMul", f"{where}/{letter}", source, graph.shared(f"{name}/W_{letter}", W))
+            graph.node("MatMul", f"{where}/{letter}", source, graph.sparse(f"{name}/W_{letter}", W))
             for letter, source, W in (("Q", asking, head.W_Q), ("K", shown, head.W_K), ("V", shown, head.W_V))
         )
         transposed = graph.node("Transpose", f"{where}/K.T", K, perm=[0, 2, 1])
@@ -218,7 +239,7 @@ def _head(graph: _LayerGraph, name: str, head: Head, tokens: str, keyed: str, si
             scores = graph.node("Where", f"{where}/masked", visible, scores, hidden)
         pattern = graph.node("Softmax", f"{where}/pattern", scores, axis=-1)
         z = graph.node("MatMul", f"{where}/z", pattern, V)
-        parts.append(graph.node("MatMul", f"{where}/out", z, graph.shared(f"{name}/W_O", head.W_O)))
+        parts.append(graph.node("MatMul", f"{where}/out", z, graph.sparse(f"{name}/W_O", head.W_O)))
     if len(parts) == 1:
         return parts[0]
     order = np.argsort(np.concatenate([queries for queries, _ in groups]))

@@ -16,6 +16,8 @@ from attnc.numerics.arrays import Float
 LIMIT_SLACK = 1 + 1e-9
 """The factor by which a norm or an eigenvalue may exceed its limit. Norms of the same prompt differ by roundings when
 they are computed in another order, and the heads have a quarter more room than the limits."""
+OPTIONAL_SIZES = {"targets": 1, "weighted": False, "queries": 0}
+"""Sizes of a prompt that files state only if they differ from these."""
 SMALLEST = 4 * float(np.finfo(float).eps)
 """An eigenvalue counts as zero below this multiple of the number of weights times the largest. Steps do not move the
 weights along its eigenvector."""
@@ -52,6 +54,8 @@ class Domain:
         The largest absolute value of a target.
     start : float
         The largest 2-norm of the first weights.
+    query : float
+        The largest 2-norm of a query.
     L : float
         The largest eigenvalue of curvature·Σ x̃_i x̃_iᵀ + penalty (of the mean instead of the sum if `mean`).
     mu : float
@@ -80,6 +84,7 @@ class Domain:
     y: float = math.inf
     target: float = math.inf
     start: float = math.inf
+    query: float = math.inf
     L: float = math.inf
     mu: float = 0.0
     curvature: float = 1.0
@@ -107,22 +112,28 @@ class Domain:
         InputError
             If the prompt has another shape, or a number that is not finite.
         """
-        given = self._tokens(tokens)
+        tokens = self._tokens(tokens)
+        given, asked = tokens[: self.prompt.rows], tokens[self.prompt.rows :]
         d = self.prompt.features
         is_present = given[:, d] != 0
         if self.has_penalty_rows:
             is_present = given.any(axis=1)
-        X, y = given[is_present, : self.prompt.num_weights], given[is_present, -1]
+        X, y = given[is_present, : self.prompt.num_weights], given[is_present, -self.prompt.targets :]
         found = []
         if not np.isin(given[:, d], (0.0, 1.0)).all():
             found.append("the flag m of a row is neither 1, for an example, nor 0, for padding")
         if given[~is_present].any():
             found.append("a row with flag 0 is not empty: it would count as an example")
+        if self.prompt.weighted and (given[:, d + 1] > 0).any():
+            found.append("the weight of an example is above 1: divide all weights by the largest")
+        if asked[:, d:].any():
+            found.append("a query has a flag or a target")
         norms = {
-            "the 2-norm of an example": (float(np.sqrt((X**2).sum(axis=1)).max(initial=0)), self.x),
-            "the 2-norm of the targets": (float(np.linalg.norm(y)), self.y),
+            "the 2-norm of an example": (_longest(X), self.x),
+            "the 2-norm of the targets": (float(np.linalg.norm(y, axis=0).max(initial=0)), self.y),
             "the largest absolute target": (float(np.abs(y).max(initial=0)), self.target),
             "the 2-norm of the first weights": (float(np.linalg.norm(start)) if start is not None else 0.0, self.start),
+            "the 2-norm of a query": (_longest(asked[:, :d]), self.query),
         }
         found += [
             f"{name} is {size:.6g}, above {most:.6g}"
@@ -145,7 +156,7 @@ class Domain:
         return found
 
     def _tokens(self, tokens: Any) -> Float[np.ndarray, "rows width"]:
-        shape = (self.prompt.rows, len(self.prompt.inputs))
+        shape = self.prompt.shape
         try:
             given = np.asarray(tokens, np.float64)
         except (TypeError, ValueError) as error:
@@ -165,10 +176,13 @@ class Domain:
         Returns
         -------
         dict
-            Every field by its name. Limits that are infinite are None, which JSON writes as null.
+            Every field by its name. Limits that are infinite are None, which JSON writes as null. Sizes of prompts
+            without weights, queries or several targets are left out.
         """
         fields = dataclasses.asdict(self) | {"penalty": list(self.penalty)}
-        return {key: None if value == math.inf else value for key, value in fields.items()}
+        left_out = {"query"} if self.query == math.inf else set()
+        fields["prompt"] = {key: size for key, size in fields["prompt"].items() if size != OPTIONAL_SIZES.get(key)}
+        return {key: None if value == math.inf else value for key, value in fields.items() if key not in left_out}
 
     @classmethod
     def from_json(cls, fields: Any) -> Domain:
@@ -190,9 +204,11 @@ class Domain:
         """
         try:
             prompt = Prompt(**fields["prompt"])
-            if not all(type(size) is int and size >= 0 for size in (prompt.rows, prompt.features)):
+            sizes = (prompt.rows, prompt.features, prompt.targets, prompt.queries)
+            if not all(type(size) is int and size >= 0 for size in sizes):
                 raise TypeError("sizes are whole numbers")
-            limits = {key: math.inf if fields[key] is None else float(fields[key]) for key in _LIMITS}
+            given = {"query": None} | fields  # files of programs without queries may lack their limit
+            limits = {key: math.inf if given[key] is None else float(given[key]) for key in _LIMITS}
             penalty = tuple(float(number) for number in fields["penalty"])
             found = cls(
                 prompt,
@@ -203,12 +219,15 @@ class Domain:
             )
         except (KeyError, TypeError, ValueError, InputError) as error:
             raise FileError(f"the domain of the program cannot be read: {error}") from None
-        if not set(fields) == {field.name for field in dataclasses.fields(cls)} or len(penalty) not in (
-            0,
-            prompt.num_weights,
-        ):
+        names = {field.name for field in dataclasses.fields(cls)}
+        if set(fields) | {"query"} != names or len(penalty) not in (0, prompt.num_weights):
             raise FileError("the domain of the program has unknown keys, or penalties of another number of weights")
         return found
 
 
-_LIMITS = ("x", "y", "target", "start", "L", "mu", "curvature")
+def _longest(rows: Float[np.ndarray, "rows columns"]) -> float:
+    """Return the largest 2-norm of a row."""
+    return float(np.sqrt((rows**2).sum(axis=1)).max(initial=0))
+
+
+_LIMITS = ("x", "y", "target", "start", "query", "L", "mu", "curvature")
