@@ -124,14 +124,16 @@ def test_steps_that_do_not_suffice_warn():
         ours.Lasso(0.01, max_iter=3).fit(X, y)
     X, y = load_iris(return_X_y=True)
     with pytest.warns(ConvergenceWarning, match="gradient of norm .* separable"):
-        assert ours.LogisticRegression(C=1e6, max_iter=200).fit(X[y < 2], y[y < 2]).gradient_norm_ > 0
+        assert (
+            ours.LogisticRegression(C=1e6, method="nesterov", max_iter=200).fit(X[y < 2], y[y < 2]).gradient_norm_ > 0
+        )
 
 
 def test_columns_that_depend_on_others_do_not_pass_for_converged():
     """The gradient is small, and yet the weights are off by more than a hundredth: only curvature tells."""
     X, y = make_classification(300, 10, n_informative=4, random_state=1, flip_y=0.1)
     with pytest.warns(ConvergenceWarning, match="may be .* from the optimum"):
-        ours.LogisticRegression(max_iter=400).fit(100 * X, y)
+        ours.LogisticRegression(method="nesterov", max_iter=400).fit(100 * X, y)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         ours.LogisticRegression().fit(X, y)

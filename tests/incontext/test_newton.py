@@ -11,7 +11,8 @@ import pytest
 from attnc.engines.prompt import run
 from attnc.errors import InputError
 from attnc.incontext import LinearRegression, Prompt, Ridge
-from attnc.incontext.newton import NewtonTask, distance_bound
+from attnc.incontext.enclosures import prompt_bound
+from attnc.incontext.newton import NewtonTask
 
 datasets = pytest.importorskip("sklearn.datasets")
 
@@ -113,7 +114,8 @@ def test_the_bound_holds_at_any_weights() -> None:
     for size in (1e-12, 1e-6, 1.0):
         weights = optimum + size * np.random.default_rng(5).normal(size=5)
         distance = np.linalg.norm(weights - optimum)
-        assert distance * (1 - 1e-3) <= distance_bound(tokens, weights).value <= 1.01 * distance + 1e-12
+        found = prompt_bound(NewtonTask(Prompt(60, 5), 4.0), tokens, weights).value
+        assert distance * (1 - 1e-3) <= found <= 1.02 * distance + 1e-12
 
 
 @pytest.mark.parametrize("condition", [0.5, 1e30, float("nan")])

@@ -25,7 +25,19 @@ from attnc.ir.program import Program
 from attnc.ir.repeats import Repeat, repeats
 
 OPERATORS = frozenset(
-    {"Add", "Concat", "ConstantOfShape", "Gather", "Identity", "Loop", "MatMul", "Reshape", "ScatterND", "Softmax"}
+    {
+        "Add",
+        "Concat",
+        "ConstantOfShape",
+        "CumSum",
+        "Gather",
+        "Identity",
+        "Loop",
+        "MatMul",
+        "Reshape",
+        "ScatterND",
+        "Softmax",
+    }
     | {"Transpose", "Where"}
 )
 """Every operator that a file may hold."""
@@ -113,7 +125,21 @@ class _LayerGraph(Graph):
         """Take these of `total` rows along axis 1."""
         if np.array_equal(chosen, np.arange(total)):
             return source
-        return self.node("Gather", name, source, self.shared(f"{name}/index", chosen.astype(np.int32)), axis=1)
+        return self.node("Gather", name, source, self.index(f"{name}/index", chosen.astype(np.int32)), axis=1)
+
+    def index(self, name: str, chosen: np.ndarray) -> str:
+        """Add an index by its second differences, if that takes fewer bytes: runs of it then take two numbers each."""
+        twice = np.diff(chosen, 2, prepend=np.zeros(2, np.int32)).astype(np.int32)
+        places = np.argwhere(twice)
+        if places.nbytes + 4 * len(places) >= chosen.nbytes:
+            return self.shared(name, chosen)
+        key = ("index", chosen.shape, chosen.tobytes())
+        if key not in self._known:
+            sparse, axis = self.sparse(f"{name}/differences", twice), self.shared("axis", np.array(0, np.int64))
+            for source, sums in ((sparse, f"{name}/runs"), (f"{name}/runs", name)):
+                self.leading.append(helper.make_node("CumSum", [source, axis], [sums], name=sums))
+            self._known[key] = name
+        return self._known[key]
 
     @contextmanager
     def body(self) -> Iterator[list[onnx.NodeProto]]:
@@ -195,6 +221,10 @@ def _of_turn(graph: _LayerGraph, name: str, array: np.ndarray, turn: str | None)
     """Return the values of the turn that runs."""
     if len(array) == 1 or turn is None:
         return graph.shared(name, array[0])
+    distinct, kinds = np.unique(array, axis=0, return_inverse=True)
+    if 2 * len(distinct) <= len(array):  # most turns are equal
+        kind = graph.shared(f"{name}/kinds", kinds.reshape(-1))
+        array, turn = distinct, graph.node("Gather", f"{name}/kind", kind, turn, axis=0)
     return graph.node("Gather", f"{name}/now", graph.shared(name, array), turn, axis=0)
 
 

@@ -36,8 +36,9 @@ import numpy as np
 from attnc.engines.prompt import run
 from attnc.errors import InputError
 from attnc.incontext.acceleration import Penalty, Schedule
-from attnc.incontext.differences import Differences, Sizes, rounded_up, sink_score
-from attnc.incontext.prompt import ONE, SINK, TARGET, Prompt
+from attnc.incontext.asking import ASKED, ask
+from attnc.incontext.differences import Differences, Sizes, beside_the_sink, rounded_up, sink_score
+from attnc.incontext.prompt import LOG_WEIGHT, ONE, PRESENT, SINK, TARGET, Prompt
 from attnc.ir.building import AffineBuilder, Attending, Entries, reading
 from attnc.ir.layers import EVERY_QUERY, Affine, Attention, Head, Layer, Mask
 from attnc.ir.program import Program
@@ -60,7 +61,7 @@ class Task:
 
     The objective is Σ_i loss_i (their mean if `mean`) + Σ_c (½ penalty_c w_c² + l1_c |w_c|). During the steps, `reach`
     bounds |r_i| for the squared loss, and v·x̃_i for Poisson. For Poisson, `targets` bounds |y_i|. `size` bounds the
-    weights that enter the gates.
+    weights that enter the gates, and `asked` |w·x| for the queries of the prompt.
     """
 
     prompt: Prompt
@@ -74,6 +75,7 @@ class Task:
     loss: str = "squared"
     targets: float = 0.0
     clip: float = 0.0
+    asked: float = 1.0
 
     losses: ClassVar[tuple[str, ...]] = ("squared", "poisson")
     token: ClassVar[int] = 0  # the number of the token that holds the iterate
@@ -115,9 +117,16 @@ class Task:
         """Return the program of this task alone."""
         return descent_program([self], dtype)
 
-    def inputs(self, start: np.ndarray, X: np.ndarray, y: np.ndarray) -> list[np.ndarray]:
+    def inputs(
+        self,
+        start: np.ndarray,
+        X: np.ndarray,
+        y: np.ndarray,
+        sample_weight: np.ndarray | None = None,
+        queries: np.ndarray | None = None,
+    ) -> list[np.ndarray]:
         """Return the inputs of the program: the first weights and the prompt."""
-        return [start, self.prompt.tokens(X, y)]
+        return [start, self.prompt.tokens(X, y, sample_weight=sample_weight, queries=queries)]
 
     def sink(self, dtype: str) -> float:
         """Return the score C of the sink, for the heads that compute the gradient."""
@@ -191,18 +200,23 @@ def descent_program(tasks: Sequence[Task], dtype: str = "float64", *, rates: Seq
     """
     first = tasks[0].prompt
     for task in tasks:
-        if (task.prompt.features, task.prompt.intercept) != (first.features, first.intercept):
-            raise InputError("tasks of one program share their features and intercept")
+        if replace(task.prompt, rows=first.rows) != first:
+            raise InputError("tasks of one program share their features, their intercept and their kind of prompt")
+        if first.targets > 1:
+            raise InputError(f"gradient steps fit one target, found {first.targets}: take Newton–Schulz turns")
         if task.loss not in Task.losses:
             raise InputError(
                 f"one program of several tasks takes the losses {' and '.join(Task.losses)}, found {task.loss}: build "
                 "task.program(), and start it at the result of the program before it"
             )
+        if task.prompt.queries and (len(tasks) > 1 or rates is not None):
+            raise InputError("queries belong to a program of one task")
         if rates is not None and (task.l1 or task.clip):
             raise InputError("a learned start takes tasks without l1 and without a safeguard")
     builder = _DescentBuilder(tuple(tasks), dtype, None if rates is None else tuple(rates))
-    shapes = ((first.num_weights,), (sum(t.prompt.rows for t in tasks), first.features + 2))
-    return check(Program(builder.main(), shapes, shapes[0], (builder.memory(),)))
+    shapes = ((first.num_weights,), (sum(t.prompt.shape[0] for t in tasks), first.shape[1]))
+    out = (first.queries,) if first.queries else shapes[0]
+    return check(Program(builder.main(), shapes, out, (builder.memory(),)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,23 +236,41 @@ class _DescentBuilder:
         parts += ("a",) if self.rates is not None else ()
         return (*(f"{part}.{c}" for part in parts for c in self.weights), ONE)
 
+    @cached_property
+    def kept(self) -> tuple[str, ...]:
+        """The channels of the memory."""
+        return (*self.tasks[0].prompt.inputs, SINK, *((ASKED,) if self.tasks[0].prompt.queries else ()))
+
+    @property
+    def asked(self) -> np.ndarray:
+        """The tokens of the memory that are queries. A sink of their own comes after them."""
+        return self.tasks[0].keys + np.arange(self.tasks[0].prompt.queries)
+
     def memory(self) -> Affine:
-        """Return the map that places the tokens of all tasks. Masks hide those of other tasks."""
-        inputs = self.tasks[0].prompt.inputs
+        """Return the map that places the tokens of all tasks. Masks hide those of other tasks, and the queries."""
+        prompt = self.tasks[0].prompt
         rows = np.cumsum([0, *(task.prompt.rows for task in self.tasks)])
         tokens = np.cumsum([0, *(task.keys for task in self.tasks)])
-        place = AffineBuilder(rows[-1], inputs, tokens[-1], (*inputs, SINK))
+        hidden = prompt.queries + bool(prompt.queries)
+        place = AffineBuilder(rows[-1] + prompt.queries, prompt.inputs, tokens[-1] + hidden, self.kept)
         for task, row, token in zip(self.tasks, rows, tokens, strict=False):
             task.prompt.place(place, row, token, task.mean)
+        if prompt.queries:
+            place.copy(self.asked, prompt.rows + np.arange(prompt.queries), prompt.regressors)
+            place.set(self.asked, ASKED, 1.0)
+            place.set(self.asked[-1] + 1, SINK, 1.0)
+            if prompt.intercept:
+                place.set(self.asked, PRESENT, 1.0)
         return place.build("place", self.dtype)
 
     def attending(self, number: int) -> Attending:
         """Let the state attend to the tokens of one task."""
         mask = None
-        if len(self.tasks) > 1:
-            segments = np.concatenate([np.full(task.keys, k, np.int32) for k, task in enumerate(self.tasks)])
-            mask = Mask(np.array([number], np.int32), segments)
-        return Attending(self.channels, (*self.tasks[0].prompt.inputs, SINK), self.dtype, mask)
+        if len(self.tasks) > 1 or len(self.asked):
+            segments = [np.full(task.keys, k, np.int32) for k, task in enumerate(self.tasks)]
+            hidden = np.full(len(self.asked) + bool(len(self.asked)), len(self.tasks), np.int32)
+            mask = Mask(np.array([number], np.int32), np.concatenate([*segments, hidden]))
+        return Attending(self.channels, self.kept, self.dtype, mask)
 
     def main(self) -> tuple[Layer, ...]:
         names = [f"w.{c}" for c in self.weights]
@@ -259,6 +291,18 @@ class _DescentBuilder:
                 learned: dict[tuple[str, str], Penalty] = {(new, old): by for new in "avp" for old, by in move.items()}
                 layers.append(self._on_state(learned, f"{prefix}learn"))
         answer = self.tasks[-1].iterate if self.rates is None else "a"
+        if len(self.asked):
+            task, state = self.tasks[0], np.zeros(1, int)
+            asked = ask(
+                task.prompt,
+                (1, self.channels),
+                (state, answer),
+                (self.asked, int(self.asked[-1]) + 1),
+                (int(self.asked[-1]) + 2, self.kept),
+                task.asked,
+                is_exponential=task.loss == "poisson",
+            )
+            return (*layers, *asked)
         outputs = {f"w.{c}": f"{answer}.{c}" for c in self.weights}
         return (*layers, reading("read", 1, self.channels, [0], outputs, self.dtype))
 
@@ -289,7 +333,8 @@ class _DescentBuilder:
             return self._difference_heads(task, attending, C, {(ONE, TARGET): -1.0} | state, "g")
         same = {(c, c): 1.0 for c in regressors}
         outputs = {(c, f"g.{w}"): math.exp(C) for w, c in zip(self.weights, regressors, strict=True)}
-        return (attending.head(state | {(ONE, SINK): 1.0}, same | {(SINK, SINK): C}, same, outputs),)
+        of_query, of_key = beside_the_sink(C, task.prompt.weighted)
+        return (attending.head({**state, **of_query}, {**same, **of_key}, same, outputs),)
 
     def _difference_heads(
         self, task: Task, attending: Attending, C: float, residual: Entries, into: str
@@ -298,7 +343,7 @@ class _DescentBuilder:
         regressors = task.prompt.regressors
         keys = {(c, c): 1.0 for c in (*regressors, TARGET)}
         outputs = [(c, f"{into}.{w}") for w, c in zip(self.weights, regressors, strict=True)]
-        return task.differences.sum_heads(attending, C, residual, keys, outputs)
+        return task.differences.sum_heads(attending, C, residual, keys, outputs, weighted=task.prompt.weighted)
 
     def _update(self, task: Task, t: int) -> Affine:
         """Return step t with ∇ = g − s + λv."""
@@ -408,13 +453,22 @@ class GLMTask(Task):
 
     def program(self, dtype: str = "float64") -> Program:
         """Return the program of this task. Its one input has the shape (rows + 1, features + 2)."""
-        shape = (self.prompt.rows + 1, self.prompt.features + 2)
-        return check(Program(_GLMBuilder(self, dtype).layers(), (shape,), (self.prompt.num_weights,)))
+        shape = (self.prompt.shape[0] + 1, self.prompt.shape[1])
+        return check(
+            Program(_GLMBuilder(self, dtype).layers(), (shape,), (self.prompt.queries or self.prompt.num_weights,))
+        )
 
-    def inputs(self, start: np.ndarray, X: np.ndarray, y: np.ndarray) -> list[np.ndarray]:
+    def inputs(
+        self,
+        start: np.ndarray,
+        X: np.ndarray,
+        y: np.ndarray,
+        sample_weight: np.ndarray | None = None,
+        queries: np.ndarray | None = None,
+    ) -> list[np.ndarray]:
         """Return the one input of the program: the first weights, padded with zeros, above the prompt."""
-        prompt = self.prompt
-        return [np.vstack([np.pad(start, (0, len(prompt.inputs) - prompt.num_weights)), prompt.tokens(X, y)])]
+        _, tokens = super().inputs(start, X, y, sample_weight, queries)
+        return [np.vstack([np.pad(start, (0, tokens.shape[1] - len(start))), tokens])]
 
     def gradient_bound(self, x: float, weights: float, dtype: str = "float64") -> Bound:
         """Return a bound of |g − Σ (A′(v·x̃_i) − y_i) x̃_i|₂ for |x̃_i| ≤ x and |v| ≤ weights.
@@ -448,19 +502,21 @@ class _GLMBuilder:
 
     @cached_property
     def channels(self) -> tuple[str, ...]:
-        return (*self.vector, MU, TARGET, SINK, BIAS, VALUE, ONE)
+        weight = (LOG_WEIGHT,) if self.model.prompt.weighted else ()
+        return (*self.vector, MU, TARGET, *weight, SINK, BIAS, VALUE, ONE)
 
     @cached_property
     def places(self) -> dict[str, Int[np.ndarray, " tokens"]]:
         """The numbers of the tokens of each kind."""
         sizes = {"example": self.model.prompt.rows, "sink": self.model.sinks, "null": 1, "v": 1, "p": 1, "g": 1}
         sizes["key"] = self.model.mean_keys.num_keys
+        sizes["query"] = self.model.prompt.queries
         ends = np.cumsum(list(sizes.values()))
         return {name: np.arange(end - size, end) for (name, size), end in zip(sizes.items(), ends, strict=True)}
 
     @property
     def tokens(self) -> int:
-        return int(self.places["key"][-1]) + 1
+        return int(self.places["key"][-1]) + 1 + self.model.prompt.queries
 
     def layers(self) -> tuple[Layer, ...]:
         read = Attention("read", (self._read_head(),), self.channels, residual=True)
@@ -469,20 +525,31 @@ class _GLMBuilder:
         layers: list[Layer] = [self._place()]
         for t in range(1, self.model.schedule.steps + 1):
             layers += [replace(layer, name=f"{layer.name}{t}") for layer in step]
+        if self.model.prompt.queries:
+            layers.append(replace(read, name="predict"))
         return (*layers, self._answer())
 
     def _place(self) -> Affine:
         prompt, places = self.model.prompt, self.places
-        place = AffineBuilder(prompt.rows + 1, prompt.inputs, self.tokens, self.channels)
-        rows = np.arange(1, prompt.rows + 1)
+        place = AffineBuilder(prompt.shape[0] + 1, prompt.inputs, self.tokens, self.channels)
+        rows, asked = np.arange(1, prompt.rows + 1), prompt.rows + 1 + np.arange(prompt.queries)
         for regressor, channel in zip(prompt.regressors, self.vector, strict=True):
             place.link(places["example"], channel, rows, regressor)
+            if regressor == PRESENT:  # a query has no flag, but an intercept
+                place.set(places["query"], channel, 1.0)
+            else:
+                place.link(places["query"], channel, asked, regressor)
             for name, factor in (("v", 1.0), ("p", 1.0), ("key", self.model.mean_keys.slopes[:, 0])):
                 place.link(places[name], channel, 0, regressor, factor)
         place.link(places["example"], TARGET, rows, TARGET)
         place.set(places["example"], ONE, 1.0)
+        place.set(places["query"], ONE, 1.0)
+        if prompt.weighted:
+            place.link(places["example"], LOG_WEIGHT, rows, LOG_WEIGHT)
         if self.model.mean:
-            place.link(places["sink"], SINK, rows, "m")
+            place.link(places["sink"], SINK, rows, PRESENT)
+            if prompt.weighted:
+                place.link(places["sink"], LOG_WEIGHT, rows, LOG_WEIGHT)
         else:
             place.set(places["sink"], SINK, 1.0)
         self._set_constants(place)
@@ -497,7 +564,7 @@ class _GLMBuilder:
         """Return one step. The keys follow the new v. The μ of the examples and the sum in g are set to 0."""
         model, places, slopes = self.model, self.places, self.model.mean_keys.slopes[:, 0]
         update = AffineBuilder(self.tokens, self.channels, self.tokens, self.channels)
-        kept = np.concatenate([places[name] for name in ("example", "sink", "null")])
+        kept = np.concatenate([places[name] for name in ("example", "sink", "null", "query")])
         update.copy(kept, kept, (channel for channel in self.channels if channel != MU))
         for channel, penalty in zip(self.vector, model.penalty, strict=True):
             for (new, old), coefficient in model.schedule.step(0, penalty).items():
@@ -507,10 +574,11 @@ class _GLMBuilder:
         self._set_constants(update)
         return update.build("update", self.dtype)
 
-    def _attending(self, queries: str, *keys: str) -> Attending:
+    def _attending(self, queries: tuple[str, ...], *keys: str) -> Attending:
         """Let these queries attend to these keys, by a mask. All other queries see the null token."""
         sees, seen = np.zeros(self.tokens, np.int32), np.full(self.tokens, 2, np.int32)
-        sees[self.places[queries]] = 1
+        for name in queries:
+            sees[self.places[name]] = 1
         for name in keys:
             seen[self.places[name]] = 1
         seen[self.places["null"]] = 0
@@ -519,23 +587,28 @@ class _GLMBuilder:
     def _read_head(self) -> Head:
         same = {(channel, channel): 1.0 for channel in self.vector}
         queries, keys = same | {(ONE, "constant"): 1.0}, same | {(BIAS, "constant"): 1.0}
-        return self._attending("example", "key").head(queries, keys, {(VALUE, MU): 1.0}, {(MU, MU): 1.0})
+        return self._attending(("example", "query"), "key").head(queries, keys, {(VALUE, MU): 1.0}, {(MU, MU): 1.0})
 
     def _sum_heads(self) -> tuple[Head, ...]:
-        model, attending = self.model, self._attending("g", "example", "sink")
+        model, attending = self.model, self._attending(("g",), "example", "sink")
         C = model.differences.sink(model.keys, model.reach, self.dtype)
         keys = {(MU, "residual"): 1.0, (TARGET, "residual"): -1.0}
         outputs = [(c, c) for c in self.vector]
-        return model.differences.sum_heads(attending, C, {(ONE, "residual"): 1.0}, keys, outputs)
+        return model.differences.sum_heads(
+            attending, C, {(ONE, "residual"): 1.0}, keys, outputs, weighted=model.prompt.weighted
+        )
 
     def _answer(self) -> Affine:
         outputs = {f"w.{name}": f"vector.{i}" for i, name in enumerate(self.model.prompt.weight_names)}
+        if self.model.prompt.queries:
+            asked = self.places["query"]
+            return reading("answer", self.tokens, self.channels, asked, {"prediction": MU}, self.dtype)
         read = self.places[self.model.schedule.iterate]
         return reading("answer", self.tokens, self.channels, read, outputs, self.dtype)
 
 
 def run_recorded(
-    program: Program, inputs: Sequence[np.ndarray], start: np.ndarray, iterate: str, token: int = 0
+    program: Program, inputs: Sequence[np.ndarray], start: np.ndarray, iterate: str, token: int | slice = 0
 ) -> tuple[Float[np.ndarray, " weights"], Float[np.ndarray, "steps weights"]]:
     """Run the program, and record the weights after every step.
 
@@ -549,8 +622,8 @@ def run_recorded(
         The first weights.
     iterate : str
         The prefix of the channels that hold the weights, `task.iterate`.
-    token : int
-        The number of the token that holds them.
+    token : int or slice
+        The number of the token that holds them, or those of several targets.
 
     Returns
     -------
@@ -580,7 +653,7 @@ def run_recorded(
         key = id(layer.channels)
         if key not in columns:
             columns[key] = [i for i, name in enumerate(layer.channels) if name.startswith(f"{iterate}.")]
-        path.append(state[token, columns[key]].astype(np.float64))
+        path.append(state[token][..., columns[key]].astype(np.float64))
 
     with np.errstate(over="ignore", invalid="ignore"):
         out = run(program, inputs, watch)

@@ -11,6 +11,7 @@ import numpy as np
 
 from attnc.errors import FileError, InputError
 from attnc.incontext.prompt import Prompt
+from attnc.incontext.turns import Examples, Turns
 from attnc.numerics.arrays import Float
 
 LIMIT_SLACK = 1 + 1e-9
@@ -18,6 +19,8 @@ LIMIT_SLACK = 1 + 1e-9
 they are computed in another order, and the heads have a quarter more room than the limits."""
 OPTIONAL_SIZES = {"targets": 1, "weighted": False, "queries": 0}
 """Sizes of a prompt that files state only if they differ from these."""
+OPTIONAL_LIMITS = ("query", "turns", "gradient")
+"""Limits that files may leave out."""
 SMALLEST = 4 * float(np.finfo(float).eps)
 """An eigenvalue counts as zero below this multiple of the number of weights times the largest. Steps do not move the
 weights along its eigenvector."""
@@ -68,6 +71,10 @@ class Domain:
         Whether the objective is a mean over the examples.
     has_penalty_rows : bool
         Whether rows with flag 0 may hold penalties.
+    turns : Turns or None
+        Newton turns that converge on every prompt of the domain. None does not run them.
+    gradient : float
+        The largest norm of the gradients of these turns, after their factors.
 
     Examples
     --------
@@ -91,6 +98,8 @@ class Domain:
     penalty: tuple[float, ...] = ()
     mean: bool = False
     has_penalty_rows: bool = False
+    turns: Turns | None = None
+    gradient: float = math.inf
 
     def violations(self, tokens: Any, start: Any = None) -> tuple[str, ...]:
         """Return a sentence for every limit that a prompt, or the first weights, exceed.
@@ -141,11 +150,26 @@ class Domain:
             if size > most * LIMIT_SLACK
         ]
         if math.isfinite(self.L) and len(X):
-            found += self._of_eigenvalues(X)
+            found += self._of_eigenvalues(self.examples(given))
+        if self.turns is not None and not found and not self.turns.converges(self.examples(given), self.gradient):
+            found.append(f"{self.turns.turns} exact turns of Newton's method do not converge on it")
         return tuple(found)
 
-    def _of_eigenvalues(self, X: Float[np.ndarray, "rows weights"]) -> list[str]:
-        gram = self.curvature * (X.T @ X) / (len(X) if self.mean else 1) + np.diag(self.penalty or np.zeros(X.shape[1]))
+    def examples(self, rows: Float[np.ndarray, "rows width"]) -> Examples:
+        """Return the examples in the rows of a prompt, without padding and queries."""
+        d, weights = self.prompt.features, self.prompt.num_weights
+        is_example = rows[:, d] != 0
+        penalty = np.array(self.penalty or np.zeros(weights))
+        if self.has_penalty_rows:
+            penalty = penalty + (rows[~is_example, :weights] ** 2).sum(axis=0)
+        given = rows[is_example]
+        omega = np.exp(given[:, d + 1]) if self.prompt.weighted else np.ones(len(given))
+        y = given[:, -1] if self.prompt.targets == 1 else given[:, -self.prompt.targets :]
+        return Examples(given[:, :weights], y, omega, penalty)
+
+    def _of_eigenvalues(self, given: Examples) -> list[str]:
+        total = float(given.omega.sum()) if self.mean else 1.0
+        gram = self.curvature * (given.X.T * given.omega) @ given.X / total + np.diag(given.penalty)
         values = np.linalg.eigvalsh(gram)
         nonzero = values[values > SMALLEST * len(values) * max(float(values[-1]), self.L)]
         found = []
@@ -180,7 +204,7 @@ class Domain:
             without weights, queries or several targets are left out.
         """
         fields = dataclasses.asdict(self) | {"penalty": list(self.penalty)}
-        left_out = {"query"} if self.query == math.inf else set()
+        left_out = {key for key in OPTIONAL_LIMITS if fields[key] in (None, math.inf)}
         fields["prompt"] = {key: size for key, size in fields["prompt"].items() if size != OPTIONAL_SIZES.get(key)}
         return {key: None if value == math.inf else value for key, value in fields.items() if key not in left_out}
 
@@ -207,7 +231,8 @@ class Domain:
             sizes = (prompt.rows, prompt.features, prompt.targets, prompt.queries)
             if not all(type(size) is int and size >= 0 for size in sizes):
                 raise TypeError("sizes are whole numbers")
-            given = {"query": None} | fields  # files of programs without queries may lack their limit
+            given = dict.fromkeys(OPTIONAL_LIMITS) | fields
+            turns = None if given["turns"] is None else Turns(**given["turns"])
             limits = {key: math.inf if given[key] is None else float(given[key]) for key in _LIMITS}
             penalty = tuple(float(number) for number in fields["penalty"])
             found = cls(
@@ -216,11 +241,12 @@ class Domain:
                 penalty=penalty,
                 mean=bool(fields["mean"]),
                 has_penalty_rows=bool(fields["has_penalty_rows"]),
+                turns=turns,
             )
         except (KeyError, TypeError, ValueError, InputError) as error:
             raise FileError(f"the domain of the program cannot be read: {error}") from None
         names = {field.name for field in dataclasses.fields(cls)}
-        if set(fields) | {"query"} != names or len(penalty) not in (0, prompt.num_weights):
+        if set(fields) | set(OPTIONAL_LIMITS) != names or len(penalty) not in (0, prompt.num_weights):
             raise FileError("the domain of the program has unknown keys, or penalties of another number of weights")
         return found
 
@@ -230,4 +256,4 @@ def _longest(rows: Float[np.ndarray, "rows columns"]) -> float:
     return float(np.sqrt((rows**2).sum(axis=1)).max(initial=0))
 
 
-_LIMITS = ("x", "y", "target", "start", "query", "L", "mu", "curvature")
+_LIMITS = ("x", "y", "target", "start", "query", "L", "mu", "curvature", "gradient")

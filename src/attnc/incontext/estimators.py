@@ -16,14 +16,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
+from attnc.engines.prompt import run
 from attnc.errors import InputError
 from attnc.exports.safe_files import PathLike
 from attnc.incontext.acceleration import METHODS, Schedule, steps_for
 from attnc.incontext.descent import Task, run_recorded
 from attnc.incontext.domain import Domain
+from attnc.incontext.enclosures import Fit, enclose, enclose_sparse
 from attnc.incontext.newton import NewtonTask
+from attnc.incontext.newton_glm import CurvedTask
 from attnc.incontext.programs import InContextProgram
 from attnc.incontext.progress import Objective
 from attnc.incontext.prompt import Prompt
@@ -36,6 +39,14 @@ if TYPE_CHECKING:
 LEFT_OVER = 1e-7
 """A gradient causes a warning if it is larger than this fraction of the terms that cancel in it. The fraction is 10⁹
 times the rounding of float64."""
+
+
+QUERY_ROOM = 4.0
+"""Predictors are built for queries up to this multiple of the largest norm of an example in the domain."""
+MEAN_EXCESS = 20.0
+"""log of the largest mean of a query, relative to the largest mean of an example in the domain."""
+
+AnyTask = Task | NewtonTask | CurvedTask
 
 
 class FitError(InputError, ValueError):
@@ -73,17 +84,18 @@ class InContextEstimator(BaseEstimator, abc.ABC):  # type: ignore[misc]
     max_rows: int | None = None
 
     takes_numbers: ClassVar[bool] = True  # False for a classifier, whose targets are labels
+    takes_several_targets: ClassVar[bool] = False
     rules: ClassVar[dict[str, Rule]] = RULES
 
     def fit(self, X: Any, y: Any) -> Self:
-        """Fit the model to examples X (rows, features) and targets y (rows,).
+        """Fit the model to examples X (rows, features) and targets y.
 
         Parameters
         ----------
         X : array-like of shape (rows, features)
             The examples.
         y : array-like of shape (rows,)
-            Their targets.
+            Their targets. `Ridge` and `LinearRegression` also take several targets, (rows, targets).
 
         Returns
         -------
@@ -94,8 +106,11 @@ class InContextEstimator(BaseEstimator, abc.ABC):  # type: ignore[misc]
         FitError
             If the data or a parameter cannot be used. It is also a ValueError.
         """
+        return self._fit_weighted(X, y, None)
+
+    def _fit_weighted(self, X: Any, y: Any, sample_weight: Any) -> Self:
         if self.takes_numbers:
-            X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True, multi_output=False)
+            X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True, multi_output=self.takes_several_targets)
             y = np.asarray(y, np.float64)
         else:
             X, y = validate_data(self, X, y, dtype=np.float64)
@@ -103,6 +118,13 @@ class InContextEstimator(BaseEstimator, abc.ABC):  # type: ignore[misc]
         for name, (is_allowed, allowed) in self.rules.items():
             if name in given and not is_allowed(given[name]):
                 raise FitError(f"{allowed}, found {given[name]!r}")
+        self._weighing = Weighing()
+        if sample_weight is not None:
+            omega = np.asarray(_check_sample_weight(sample_weight, X, dtype=np.float64))
+            if (omega < 0).any() or not omega.any():
+                raise FitError("sample weights are ≥ 0 and not all zero")
+            X, y, omega = X[omega > 0], y[omega > 0], omega[omega > 0]
+            self._weighing = Weighing(omega)
         try:
             self._fit(X, y)
         except InputError as error:
@@ -139,7 +161,32 @@ class InContextEstimator(BaseEstimator, abc.ABC):  # type: ignore[misc]
         """Return the sizes of the prompt. Raise FitError if X has more rows than the prompt."""
         if self.max_rows is not None and len(X) > self.max_rows:
             raise FitError(f"X has {len(X)} rows, more than max_rows={self.max_rows}: the program has no room for them")
-        return Prompt(self.max_rows or len(X), X.shape[1], intercept)
+        return Prompt(self.max_rows or len(X), X.shape[1], intercept, weighted=self._weighing.relative is not None)
+
+
+@dataclass(frozen=True, eq=False)
+class Weighing:
+    """Sample weights above 0. `given` is None if there are none."""
+
+    given: Float[np.ndarray, " rows"] | None = None
+
+    @property
+    def most(self) -> float:
+        """The largest weight."""
+        return 1.0 if self.given is None else float(self.given.max())
+
+    @property
+    def relative(self) -> Float[np.ndarray, " rows"] | None:
+        """The weights divided by the largest. None if all are equal."""
+        if self.given is None or (self.given == self.most).all():
+            return None
+        # A weight below this adds nothing to a sum in float64, and its quotient by the largest may be 0.
+        found: np.ndarray = np.maximum(self.given / self.most, np.finfo(float).tiny)
+        return found
+
+    def over(self, rows: int) -> Float[np.ndarray, " rows"]:
+        """Return the relative weights of all rows."""
+        return np.ones(rows) if self.relative is None else self.relative
 
 
 def method_rule(*methods: str) -> dict[str, Rule]:
@@ -170,17 +217,17 @@ class SteppingEstimator(InContextEstimator):
             )
         return min(steps, int(self.max_iter))
 
-    def _paced(self, L: float, mu: float) -> Schedule:
+    def _paced(self, L: float, mu: float, method: str) -> Schedule:
         """Return the steps that bring a quadratic to tol. μ is raised until max_iter steps suffice.
 
         It is for losses that are not quadratic: their smallest curvature along the steps is far above the bound μ. The
         gradient at the end is measured after the run.
         """
         most = int(self.max_iter)
-        while (steps := steps_for(self.method, L, mu, self.tol, most)) > most and mu < L:
+        while (steps := steps_for(method, L, mu, self.tol, most)) > most and mu < L:
             mu = min(1.1 * mu, L)
         self.n_iter_ = min(steps, most)
-        return Schedule(self.method, self.n_iter_, L, mu)
+        return Schedule(method, self.n_iter_, L, mu)
 
 
 def warn_of(message: str, stacklevel: int = 4) -> None:
@@ -198,16 +245,26 @@ class ColumnUnits:
 
     mean: Float[np.ndarray, " features"]
     scale: Float[np.ndarray, " features"]
-    centre: float
-    spread: float = 1.0  # the unit of the targets
+    centre: Float[np.ndarray, " *targets"]
+    spread: Float[np.ndarray, " *targets"]  # the unit of the targets
 
     @classmethod
-    def of(cls, X: np.ndarray, y: np.ndarray, *, centred: bool, centred_y: bool, damping: float = 0.0) -> ColumnUnits:
-        mean = X.mean(axis=0) if centred else np.zeros(X.shape[1])
+    def of(
+        cls,
+        X: np.ndarray,
+        y: np.ndarray,
+        omega: np.ndarray,
+        *,
+        centred: bool,
+        centred_y: bool,
+        damping: float | np.ndarray = 0.0,
+    ) -> ColumnUnits:
+        total = omega.sum()
+        mean = omega @ X / total if centred else np.zeros(X.shape[1])
         moved = X - mean
         largest = np.abs(moved).max(axis=0)
         largest[largest == 0] = 1.0  # squares of numbers below 1e-162 would be 0
-        scale = np.hypot(largest * np.sqrt(((moved / largest) ** 2).mean(axis=0)), math.sqrt(damping))
+        scale = np.hypot(largest * np.sqrt(omega @ (moved / largest) ** 2 / total), np.sqrt(damping))
         is_constant = (X[:1] == X).all(axis=0) if centred else (X == 0).all(axis=0)
         if centred and is_constant.any() and len(X) > 1:
             columns = ", ".join(map(str, np.flatnonzero(is_constant)[:8]))
@@ -217,16 +274,20 @@ class ColumnUnits:
                 stacklevel=4,
             )
         mean = np.where(is_constant & centred, X[0], mean)  # leaves exact zeros, without rounding
-        return cls(mean, np.where(is_constant, 1.0, scale), float(y.mean()) if centred_y else 0.0)
+        centre = omega @ y / total if centred_y else np.zeros(y.shape[1:])
+        return cls(mean, np.where(is_constant, 1.0, scale), np.asarray(centre), np.ones(y.shape[1:]))
 
     def uniform(self) -> ColumnUnits:
         """Use one scale for all columns. The shortest of several optima is then also the shortest in the units of X."""
         return replace(self, scale=np.full_like(self.scale, np.sqrt((self.scale**2).mean())))
 
-    def of_norm_one(self, rows: int, targets: np.ndarray) -> ColumnUnits:
-        """Divide columns, their penalties included, and the centred targets by their 2-norms, rounded up."""
-        norm = float(np.linalg.norm(targets)) * (1 + 1e-12)
-        return replace(self, scale=self.scale * math.sqrt(rows) * (1 + 1e-12), spread=norm or 1.0)
+    def of_norm_one(self, total: float, targets: np.ndarray) -> ColumnUnits:
+        """Divide columns, their penalties included, and the centred targets by their 2-norms, rounded up.
+
+        The norms of columns are those with the weights of the examples, whose sum is `total`.
+        """
+        norms = np.linalg.norm(targets, axis=0) * (1 + 1e-12)
+        return replace(self, scale=self.scale * math.sqrt(total) * (1 + 1e-12), spread=np.where(norms == 0, 1.0, norms))
 
     def prompt(self, X: np.ndarray) -> Float[np.ndarray, "rows features"]:
         """Return the columns of the prompt."""
@@ -240,6 +301,29 @@ class LinearEstimator(SteppingEstimator):
 
     fit_intercept: bool = True
     heads: int = 4
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Fit the model to examples X (rows, features) and targets y.
+
+        Parameters
+        ----------
+        X : array-like of shape (rows, features)
+            The examples.
+        y : array-like of shape (rows,)
+            Their targets. `Ridge` and `LinearRegression` also take several targets, (rows, targets).
+        sample_weight : array-like of shape (rows,), optional
+            The weight of every example, at least 0. Weights enter the prompt as logarithms. None means 1.
+
+        Returns
+        -------
+        The estimator itself.
+
+        Raises
+        ------
+        FitError
+            If the data or a parameter cannot be used. It is also a ValueError.
+        """
+        return self._fit_weighted(X, y, sample_weight)
 
     def _run(
         self,
@@ -259,25 +343,34 @@ class LinearEstimator(SteppingEstimator):
         the intercept, if there is one, comes last.
         """
         start = np.zeros(task.prompt.num_weights) if start is None else start
-        inputs = task.inputs(start, units.prompt(X), targets)
+        inputs = task.inputs(start, units.prompt(X), targets, self._weighing.relative)
         return self._run_on(
             task, units, inputs, InContextProgram(task.program(), domain, type(self).__name__, bound, limit)
         )
 
     def _run_on(
-        self, task: Task | NewtonTask, units: ColumnUnits, inputs: Sequence[np.ndarray], program: InContextProgram
-    ) -> tuple[Float[np.ndarray, " weights"], Float[np.ndarray, " weights"]]:
+        self, task: AnyTask, units: ColumnUnits, inputs: Sequence[np.ndarray], program: InContextProgram
+    ) -> tuple[Float[np.ndarray, " *shape"], Float[np.ndarray, " *shape"]]:
         """Run a program on these inputs, as `_run` does."""
         self.task_, self.units_, self.program_, self.prompt_ = task, units, program, inputs[-1]
         features, num_weights = len(units.scale), task.prompt.num_weights
         self.start_ = inputs[0].reshape(-1)[:num_weights]
-        weights, self.trajectory_ = run_recorded(self.program_.program, inputs, self.start_, task.iterate, task.token)
+        start = self.start_ if task.prompt.targets == 1 else np.tile(self.start_, (task.prompt.targets, 1))
+        weights, self.trajectory_ = run_recorded(self.program_.program, inputs, start, task.iterate, task.token)
         examples = self.prompt_[-task.prompt.rows :]
-        is_zero = ~examples[examples[:, -2] != 0, :features].any(axis=0)  # a column without an example tells nothing
-        self.coef_ = np.where(is_zero, 0.0, weights[:features] * units.spread / units.scale)
-        own = units.spread * float(weights[-1]) if len(weights) > features else 0.0
-        self.intercept_: Any = units.centre + own - float(units.mean @ self.coef_)
-        return weights, Objective.of(task, self.prompt_[-task.prompt.rows :]).gradient(weights)
+        present = examples[examples[:, task.prompt.features] != 0]
+        is_zero = ~present[:, :features].any(axis=0)  # a column without an example tells nothing
+        self.coef_ = np.where(is_zero, 0.0, weights[..., :features] * units.spread[..., None] / units.scale)
+        own = units.spread * weights[..., -1] * self._constant if num_weights > features else 0.0
+        intercept = units.centre + own - self.coef_ @ units.mean
+        self.intercept_: Any = float(intercept) if intercept.ndim == 0 else intercept
+        return weights, Objective.of(task, examples).gradient(weights)
+
+    @property
+    def _constant(self) -> float:
+        """The constant column of an intercept that is fitted as a weight."""
+        is_curved = isinstance(self.task_, CurvedTask)
+        return float(np.abs(self.prompt_[1:, self.task_.prompt.num_weights - 1]).max()) if is_curved else 1.0
 
     def _with_intercept(
         self, units: ColumnUnits, X: np.ndarray, penalty: float
@@ -287,6 +380,136 @@ class LinearEstimator(SteppingEstimator):
         if not self.fit_intercept:
             return columns, penalties
         return np.column_stack([columns, np.ones(len(X))]), np.append(penalties, 0.0)
+
+    def _enclose(self, fits: Sequence[Fit], l1: np.ndarray | None = None) -> None:
+        """Set `coef_bound_` and `intercept_bound_` from the objective in the user's units, one for each target."""
+        found = [enclose(fit) if l1 is None else enclose_sparse(fit, l1) for fit in fits]
+        self._enclosures = found
+        self.coef_bound_ = np.stack([one.coef for one in found]).reshape(self.coef_.shape)
+        own = np.array([one.intercept for one in found])
+        self.intercept_bound_: Any = own if np.ndim(self.intercept_) else float(own[0])
+
+    def _fits(self, loss: str, X: np.ndarray, y: np.ndarray, penalty: float, is_mean: bool = False) -> list[Fit]:
+        """Return the objective Σ ω_i ℓ_i + ½ Σ λ w_c² of each target, in the user's units."""
+        coefs, owns = np.atleast_2d(self.coef_), np.atleast_1d(self.intercept_)
+        targets = y.reshape(len(y), -1).T
+        return [
+            Fit(
+                loss,
+                X,
+                target,
+                coef,
+                float(own) if self.fit_intercept else None,
+                np.full(X.shape[1], penalty),
+                omega=self._weighing.given,
+                is_mean=is_mean,
+                mean=self.units_.mean,
+                scale=self.units_.scale,
+            )
+            for target, coef, own in zip(targets, coefs, owns, strict=True)
+        ]
+
+    def predict_bound(self, X: Any) -> Float[np.ndarray, " *shape"]:
+        """Return a proven bound of |w·x + b − (w*·x + b*)| for every row x, with (w*, b*) the optimum.
+
+        It counts the distance of the weights that were found from the optimum for the data of the fit, and not the
+        rounding of the sum w·x + b itself.
+
+        Parameters
+        ----------
+        X : array-like of shape (rows, features)
+
+        Returns
+        -------
+        Array of shape (rows,), or (rows, targets).
+        """
+        X = self._queries(X)
+        found = np.stack([one.of_scores(X) for one in self._enclosures], axis=1)
+        return found if np.ndim(self.intercept_) and found.shape[1] > 1 else found[:, 0]
+
+    def predictor(self, queries: int = 1, reach: float = QUERY_ROOM) -> InContextProgram:
+        """Return the program that writes predictions into query tokens, the last rows of its prompt.
+
+        Parameters
+        ----------
+        queries : int
+            Maximum number of queries of one prompt.
+        reach : float
+            The largest norm of a query, as a multiple of the largest norm of an example in the domain.
+
+        Returns
+        -------
+        InContextProgram
+            Its output has a number for each query, in the units of the prompt: see `predict_in_context`.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> model = attnc.incontext.Ridge(alpha=1.0).fit([[0.0], [1.0], [2.0]], [1.0, 3.0, 5.0])
+        >>> program = model.predictor(queries=2)
+        >>> program.input_shapes[1], program.program.output_shape  # three examples, a penalty and two queries
+        ((6, 3), (2,))
+        """
+        check_is_fitted(self)
+        if not _is_count(queries) or not _is_positive(reach):
+            raise FitError(f"queries is a whole number ≥ 1 and reach is positive, found {queries!r} and {reach!r}")
+        prompt, limit = replace(self.task_.prompt, queries=int(queries)), reach * self.program_.domain.x
+        task: AnyTask
+        if isinstance(self.task_, NewtonTask):
+            task = replace(self.task_, prompt=prompt, query=limit)
+        elif isinstance(self.task_, CurvedTask):
+            task = replace(self.task_, prompt=prompt)
+        else:
+            largest = float(np.linalg.norm(self.trajectory_[-1]))
+            asked = limit * max(2 * largest, 1e-100)
+            if self.task_.loss == "poisson":
+                asked = min(asked, self.task_.reach + MEAN_EXCESS)
+            task = replace(self.task_, prompt=prompt, asked=asked)
+        domain = replace(self.program_.domain, prompt=prompt, query=limit)
+        return InContextProgram(task.program(), domain, type(self).__name__)
+
+    def predict_in_context(self, X: Any, at_once: int = 16) -> Float[np.ndarray, " *shape"]:
+        """Predict by the program alone: queries are tokens of the prompt, and it returns their predictions.
+
+        Parameters
+        ----------
+        X : array-like of shape (rows, features)
+        at_once : int
+            Number of queries of one prompt.
+
+        Returns
+        -------
+        Array of shape (rows,), or (rows, targets): numbers in the units of the data, or the probability of the second
+        class.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> model = attnc.incontext.LinearRegression().fit([[0.0], [1.0], [2.0]], [1.0, 3.0, 5.0])
+        >>> bool(abs(model.predict_in_context([[10.0]])[0] - 21.0) < 1e-8)
+        True
+        """
+        X = self._queries(X)
+        columns = self.units_.prompt(X)
+        width = self.prompt_.shape[1]
+        asked = np.zeros((len(X), width))
+        asked[:, : columns.shape[1]] = columns
+        if isinstance(self.task_, CurvedTask) and self.task_.prompt.num_weights > columns.shape[1]:
+            asked[:, columns.shape[1]] = self._constant
+        longest = float(np.sqrt((asked**2).sum(axis=1)).max(initial=0))
+        reach = max(QUERY_ROOM, longest / self.program_.domain.x * (1 + 1e-9))
+        program = self.predictor(at_once, reach)
+        answers = []
+        for block in (asked[i : i + at_once] for i in range(0, len(asked), at_once)):
+            tokens = np.vstack([self.prompt_, block, np.zeros((at_once - len(block), width))])
+            inputs = [tokens] if len(program.input_shapes) == 1 else [self.start_, tokens]
+            answers.append(run(program.program, inputs)[: len(block)])
+        return self._in_units(np.concatenate(answers))
+
+    def _in_units(self, answers: Float[np.ndarray, " *shape"]) -> Float[np.ndarray, " *shape"]:
+        """Return predictions of the program in the units of the data."""
+        found: np.ndarray = answers * self.units_.spread + self.units_.centre
+        return found
 
 
 def eigenvalue_bounds(gram: Float[np.ndarray, "d d"]) -> tuple[float, float]:

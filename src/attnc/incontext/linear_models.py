@@ -10,12 +10,15 @@ import numpy as np
 from scipy.special import expit
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
+from sklearn.utils.validation import check_X_y
 
+from attnc.engines.prompt import run
 from attnc.incontext.acceleration import METHODS, Schedule
 from attnc.incontext.descent import GLMTask, Task
 from attnc.incontext.differences import Sizes, choose
 from attnc.incontext.domain import Domain
-from attnc.incontext.errors import Norms, plan_least_squares, proximal_bound, proximal_step
+from attnc.incontext.enclosures import objective_gap, prompt_bound
+from attnc.incontext.errors import Norms, plan_least_squares, proximal_step
 from attnc.incontext.estimators import (
     LEFT_OVER,
     ColumnUnits,
@@ -26,9 +29,12 @@ from attnc.incontext.estimators import (
     method_rule,
     warn_of,
 )
-from attnc.incontext.newton import FINEST, HEADS, SETTLING, NewtonTask, distance_bound
+from attnc.incontext.newton import FINEST, HEADS, SETTLING, NewtonTask
+from attnc.incontext.newton_glm import MOST_TURNS, CurvedTask
 from attnc.incontext.programs import InContextProgram
+from attnc.incontext.prompt import Prompt
 from attnc.incontext.safeguard import largest_weight
+from attnc.incontext.turns import CURVATURES, Examples
 from attnc.numerics.arrays import Float
 
 NEWTON = "newton"
@@ -43,6 +49,17 @@ shrinks errors by about √ASSUMED, one per cent. The proximal gradient at the e
 RAISES = 12
 """Maximum number of attempts of Poisson regression with a larger bound of the means. Each attempt at least doubles
 it."""
+NESTEROV = "nesterov"
+"""The steps that logistic and Poisson regression take if Newton's do not converge."""
+BEYOND = 8
+"""Number of Newton turns beyond log₂ of the condition at the start. On breast cancer data, standardised, 18 turns bring
+the error to 1e-9 at a condition of 4e3."""
+LEAST_TURNS = 8
+"""The smallest number of Newton turns."""
+ACCURATE = 1e-12
+"""The length of a Newton step, relative to 1 + the largest weight, below which no further attempt is made."""
+GOOD_ENOUGH = 1e-8
+"""The length of a Newton step below which attempts end that bring less than one digit."""
 LEAST_MEAN = 1 / 8
 """Poisson regression takes its steps for means down to this share of the mean count: a smaller share takes more steps.
 Measured with counts up to 7 and up to 262: 1/16 takes 1.4 times as many steps, and 1/4 takes 0.7 times as many. The
@@ -74,12 +91,13 @@ class LinearRegressor(RegressorMixin, LinearEstimator):  # type: ignore[misc]
         -------
         Array of shape (rows,).
         """
-        predicted: np.ndarray = self._queries(X) @ self.coef_ + self.intercept_
+        predicted: np.ndarray = self._queries(X) @ self.coef_.T + self.intercept_
         return predicted
 
     def _centred(self, X: np.ndarray, y: np.ndarray, damping: float) -> ColumnUnits:
         """Units in which an intercept is zero: columns and targets are centred if there is one."""
-        return ColumnUnits.of(X, y, centred=self.fit_intercept, centred_y=self.fit_intercept, damping=damping)
+        omega, has_own = self._weighing.over(len(X)), self.fit_intercept
+        return ColumnUnits.of(X, y, omega, centred=has_own, centred_y=has_own, damping=damping)
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -93,23 +111,39 @@ class LeastSquares(LinearRegressor):
     safeguard: bool = False
 
     rules: ClassVar[dict[str, Rule]] = method_rule(*LEAST_SQUARES_METHODS)
+    takes_several_targets: ClassVar[bool] = True
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
 
     @property
     def _penalty(self) -> float:
         return 0.0
 
     def _fit(self, X: np.ndarray, y: np.ndarray) -> None:
-        alpha = self._penalty
+        omega = self._weighing.over(len(X))
+        alpha = self._penalty / self._weighing.most
         if self.method == NEWTON and (self.safeguard or self.learning_rate is not None):
             raise FitError("safeguard and learning_rate belong to gradient steps: choose method='chebyshev' or 'plain'")
-        units = self._centred(X, y, alpha / len(X))
-        if not alpha and np.linalg.matrix_rank(units.prompt(X)) < X.shape[1]:
+        if self.method != NEWTON and y.ndim > 1:
+            raise FitError(f"{y.shape[1]} targets take method='newton', found {self.method!r}")
+        units = self._centred(X, y, alpha / omega.sum())
+        roots = np.sqrt(omega)[:, None]
+        if not alpha and np.linalg.matrix_rank(roots * units.prompt(X)) < X.shape[1]:
             units = units.uniform()
         if self.method == NEWTON:
-            self._fit_by_newton(X, y - units.centre, units.of_norm_one(len(X), y - units.centre), alpha)
-            return
+            self._fit_by_newton(X, y - units.centre, units, alpha)
+        else:
+            self._fit_by_steps(X, y, units, alpha)
+        self._enclose(self._fits("squared", X, y, self._penalty))
+
+    def _fit_by_steps(self, X: np.ndarray, y: np.ndarray, units: ColumnUnits, alpha: float) -> None:
+        roots = np.sqrt(self._weighing.over(len(X)))
         columns, targets, penalty = units.prompt(X), y - units.centre, alpha / units.scale / units.scale
-        L, mu = eigenvalue_bounds(columns.T @ columns + np.diag(penalty))
+        weighted = roots[:, None] * columns
+        L, mu = eigenvalue_bounds(weighted.T @ weighted + np.diag(penalty))
         self.n_iter_ = self._steps(L, mu, self.learning_rate)
         prompt, norms = self._room(X), Norms(_longest(columns), _up(np.linalg.norm(targets)), L, mu)
         plan = plan_least_squares(
@@ -122,29 +156,37 @@ class LeastSquares(LinearRegressor):
             eta=self.learning_rate,
             safeguard=self.safeguard,
         )
-        self.bound_, self.gradient_bound_ = plan.bound, plan.gradient
+        self.gradient_bound_ = plan.gradient
         domain = Domain(prompt, norms.x, norms.y, start=0.0, L=L, mu=mu, penalty=plan.task.penalty)
         limit = largest_weight(plan.task, norms.x, norms.y) if self.safeguard else None
-        self._run(plan.task, units, X, targets, domain, bound=plan.bound, limit=limit)
+        weights, _ = self._run(plan.task, units, X, targets, domain, bound=plan.bound, limit=limit)
+        self.bound_ = prompt_bound(plan.task, self.prompt_, weights)
 
     def _fit_by_newton(self, X: np.ndarray, targets: np.ndarray, units: ColumnUnits, alpha: float) -> None:
+        omega = self._weighing.over(len(X))
+        units = units.of_norm_one(float(omega.sum()), np.sqrt(omega)[(...,) + (None,) * (targets.ndim - 1)] * targets)
         penalty = alpha / units.scale / units.scale
         columns, room = units.prompt(X), self._room(X)
-        whole = np.concatenate([columns, np.diag(np.sqrt(penalty))])
+        whole = np.concatenate([np.sqrt(omega)[:, None] * columns, np.diag(np.sqrt(penalty))])
         least = eigenvalue_bounds(whole.T @ whole)[1]
         # Conditions are powers of 4, so that data sets of one shape and of like conditions have one program.
         condition = min(4.0 ** math.ceil(math.log(max(LEAST_CONDITION, X.shape[1] / least), 4)), FINEST)
-        rows = room.rows + (X.shape[1] if alpha else 0)
-        task = NewtonTask(replace(room, rows=rows), condition, HEADS if self.heads is None else self.heads)
+        prompt = replace(room, rows=room.rows + (X.shape[1] if alpha else 0), targets=targets.size // len(targets))
+        task = NewtonTask(prompt, condition, HEADS if self.heads is None else self.heads)
         self.n_iter_ = task.turns
         if task.turns > self.max_iter:
             warn_of(f"{self.max_iter} turns are too few: a condition of {condition:.3g} takes {task.turns}")
             task = replace(task, condition=max(1.0, 2.0 ** (int(self.max_iter) - SETTLING)))
             self.n_iter_ = task.turns
-        inputs = [np.zeros(X.shape[1]), task.tokens(columns, targets / units.spread, penalty)]
+        given = (targets / units.spread).reshape((len(X),) if prompt.targets == 1 else targets.shape)
+        tokens = task.tokens(columns, given, penalty, self._weighing.relative)
         program = InContextProgram(task.program(), task.domain, type(self).__name__)
-        weights, _ = self._run_on(task, units, inputs, program)
-        self.bound_ = distance_bound(self.prompt_, weights)
+        if targets.ndim == 2 and prompt.targets == 1:  # one target in a column: the program has one state
+            units = replace(units, centre=units.centre[0], spread=units.spread[0])
+        weights, _ = self._run_on(task, units, [np.zeros(X.shape[1]), tokens], program)
+        if targets.ndim == 2 and prompt.targets == 1:
+            self.coef_, self.intercept_ = self.coef_[None], np.array([self.intercept_])
+        self.bound_ = prompt_bound(task, self.prompt_, weights)
         off = self.bound_.value
         if task.condition == condition and WORTH_A_WARNING * (1 + np.linalg.norm(weights)) < off < math.inf:
             warn_of(
@@ -152,6 +194,52 @@ class LeastSquares(LinearRegressor):
                 f"optimum: the condition is {X.shape[1] / least:.3g}. Raise alpha, or drop columns that nearly depend "
                 "on others."
             )
+
+    def causal_predictions(self, X: Any, y: Any) -> Float[np.ndarray, " rows"]:
+        """Predict the target of every example from the examples before it, by one program.
+
+        Each example has a state and a matrix of its own, and sees the examples before it. Columns and targets are
+        scaled, and not centred: there is no intercept. For `Ridge`, a prefix is fitted with the penalty alpha.
+
+        Parameters
+        ----------
+        X : array-like of shape (rows, features)
+            The examples in their order.
+        y : array-like of shape (rows,)
+            Their targets.
+
+        Returns
+        -------
+        Array of shape (rows,). The first prediction, from no example, is 0.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> model = attnc.incontext.LinearRegression(fit_intercept=False)
+        >>> [round(float(value), 6) for value in model.causal_predictions([[1.0], [2.0], [4.0]], [3.0, 6.0, 12.0])]
+        [0.0, 6.0, 12.0]
+        """
+        X, y = check_X_y(X, y, dtype=np.float64, y_numeric=True)
+        columns, targets, task, spread = causal_task(X, np.asarray(y, np.float64), self._penalty)
+        tokens = task.tokens(columns, targets, np.zeros(X.shape[1]))
+        found: np.ndarray = run(task.program(), [np.zeros(X.shape[1]), tokens]) * spread
+        return found
+
+
+def causal_task(X: np.ndarray, y: np.ndarray, alpha: float) -> tuple[np.ndarray, np.ndarray, NewtonTask, float]:
+    """Return the scaled examples, the program's task, and the unit of its predictions."""
+    norms = np.sqrt((X**2).sum(axis=0) + alpha) * (1 + 1e-12)
+    norms[norms == 0] = 1.0
+    spread = float(np.linalg.norm(y)) * (1 + 1e-12) or 1.0
+    columns, penalty = X / norms, alpha / norms**2
+    least = 1.0
+    for rows in range(1, len(X) + 1):  # every prefix is a least-squares problem of its own
+        gram = columns[:rows].T @ columns[:rows] + np.diag(penalty)
+        if gram.any():
+            least = min(least, eigenvalue_bounds(gram)[1])
+    condition = min(4.0 ** math.ceil(math.log(max(LEAST_CONDITION, X.shape[1] / least), 4)), FINEST)
+    penalties = (tuple(penalty),) if alpha else ()
+    return columns, y / spread, NewtonTask(Prompt(*X.shape), condition, is_causal=True, penalties=penalties), spread
 
 
 @dataclass(eq=False, repr=False)
@@ -254,16 +342,16 @@ class ProximalRegressor(LinearRegressor):
     def _fit(self, X: np.ndarray, y: np.ndarray) -> None:
         alpha, l1_ratio = self.alpha, self._l1_share
         units = self._centred(X, y, alpha * (1 - l1_ratio))
-        columns, targets = units.prompt(X), y - units.centre
+        columns, targets, omega = units.prompt(X), y - units.centre, self._weighing.over(len(X))
         l1, penalty = alpha * l1_ratio / units.scale, alpha * (1 - l1_ratio) / units.scale**2
-        gram = columns.T @ columns / len(X) + np.diag(penalty)
+        gram = (columns.T * omega) @ columns / omega.sum() + np.diag(penalty)
         L, mu = eigenvalue_bounds(gram)
         if np.linalg.matrix_rank(gram) < len(gram):
             mu = 0.0
         pace = mu or ASSUMED * L  # the gradient at the end is measured below
         self.n_iter_ = self._steps(L, pace)
         schedule = Schedule(self.method, self.n_iter_, L, pace)
-        size, norm = 3 * _weight_bound(targets, l1, mu), _up(np.linalg.norm(targets))
+        size, norm = 3 * _weight_bound(targets, omega, l1, mu), _up(np.linalg.norm(targets))
         reach, prompt, x = schedule.overshoot * norm, self._room(X), _longest(columns)
         sizes = Sizes(prompt.rows, X.shape[1] + 1, x, reach, size * x + norm, mean=True)
         thresholds = tuple(l1) if l1.any() else ()
@@ -273,7 +361,11 @@ class ProximalRegressor(LinearRegressor):
         domain = Domain(prompt, x, norm, start=0.0, L=L, penalty=task.penalty, mean=True)
         weights, gradient = self._run(task, units, X, targets, domain)
         step = proximal_step(weights, gradient, l1, L)
-        self.bound_ = proximal_bound(step, L, mu)
+        self.bound_ = prompt_bound(task, self.prompt_, weights)
+        (fit,) = self._fits("squared", X, y, alpha * (1 - l1_ratio), is_mean=True)
+        l1_of_columns = np.full(X.shape[1], alpha * l1_ratio)
+        self._enclose([fit], l1_of_columns)
+        self.objective_bound_ = objective_gap(fit, l1_of_columns)
         if L * step > LEFT_OVER * max(L * float(np.linalg.norm(weights)), norm):
             warn_of(f"after {self.n_iter_} steps the proximal gradient is still {L * step:.3g}: raise max_iter")
 
@@ -343,8 +435,75 @@ class Lasso(ProximalRegressor):
     """
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
+class CurvedEstimator(LinearEstimator):
+    """A model whose loss has a curvature that depends on the weights, fitted by Newton steps on the prompt."""
+
+    def _fit_by_newton(self, loss: str, X: np.ndarray, y: np.ndarray, penalty: float) -> bool:
+        """Fit with as few turns as suffice, and return whether they converge. Without that, nothing is set.
+
+        The objective is Σ ω_i ℓ_i + ½ penalty·|w|². The first attempt has as many turns as the condition at the start
+        asks for. Later attempts have more, and the last ones begin with short steps.
+        """
+        omega, rows = self._weighing.over(len(X)), len(X)
+        own = [1 / math.sqrt(float(omega.sum()))] * self.fit_intercept
+        raised = penalty / CURVATURES[loss]
+        total = float(omega.sum())
+        units = ColumnUnits.of(X, y, omega, centred=self.fit_intercept, centred_y=False, damping=raised / total)
+        units = units.of_norm_one(total, np.zeros(1))
+        units = replace(units, spread=np.ones(()))
+        columns = np.column_stack([units.prompt(X), *(np.full(rows, one) for one in own)])
+        penalties = np.append(raised / units.scale / units.scale, np.zeros(len(own)))
+        room = self._room(X)
+        prompt = replace(room, rows=room.rows + columns.shape[1], features=columns.shape[1])
+        examples = Examples(columns, y, omega, penalties)
+        least = eigenvalue_bounds((columns.T * omega) @ columns + np.diag(penalties))[1]
+        begin = 4 * math.ceil((math.log2(columns.shape[1] / least) + BEYOND) / 4)
+        largest = 4.0 ** math.ceil(math.log(2 * max(1.0, float(y.max())), 4)) if loss == "poisson" else 1.0
+        best: tuple[float, CurvedTask] | None = None
+        for turns, caution, room_of_means in _attempts(min(begin, MOST_TURNS), min(int(self.max_iter), MOST_TURNS)):
+            task = CurvedTask(prompt, loss, turns, caution, largest * (room_of_means if loss == "poisson" else 1.0))
+            inputs = task.inputs(columns, y, penalties, self._weighing.relative)
+            with np.errstate(over="ignore", invalid="ignore"):
+                weights = run(task.program(), inputs)
+                left = _newton_step(task, examples, weights)
+            if best is not None and left > best[0] / 10:
+                if best[0] <= GOOD_ENOUGH:
+                    break
+                continue
+            best = (left, task)
+            if left <= ACCURATE:
+                break
+        if best is None or best[0] > WORTH_A_WARNING:
+            return False
+        left, task = best
+        self.n_iter_ = task.turns
+        inputs = task.inputs(columns, y, penalties, self._weighing.relative)
+        program = InContextProgram(task.program(), task.domain, type(self).__name__)
+        weights, gradient = self._run_on(task, units, inputs, program)
+        self.gradient_norm_ = float(np.linalg.norm(gradient))
+        self.bound_ = prompt_bound(task, self.prompt_, weights)
+        return True
+
+
+def _attempts(begin: int, most: int) -> list[tuple[int, int, float]]:
+    """Return the numbers of turns, of cautious turns, and the factors of the largest mean, in the order of attempts."""
+    plain = [(turns, 0, 1.0) for turns in range(begin, most + 1, 4)] or [(most, 0, 1.0)]
+    cautious = [(most, most * 5 // 8, factor) for factor in (1.0, 16.0)]
+    return [each for each in (*plain, *cautious) if each[0] >= LEAST_TURNS]
+
+
+def _newton_step(task: CurvedTask, examples: Examples, weights: np.ndarray) -> float:
+    """Return the length of an exact Newton step at the weights, as a fraction of 1 + their largest."""
+    if not np.isfinite(weights).all():
+        return math.inf
+    H, g = task.steps.hessian(examples, weights), task.steps.gradient(examples, weights)
+    step = np.linalg.lstsq(H, g, rcond=None)[0] if np.isfinite(H).all() else np.array([math.inf])
+    return float(np.abs(step).max() / (1 + np.abs(weights).max()))
+
+
 @dataclass(eq=False, repr=False)
-class PoissonRegressor(LinearRegressor):
+class PoissonRegressor(LinearRegressor, CurvedEstimator):
     """argmin Σ (e^{w·x_i + b} − y_i·(w·x_i + b))/n + alpha·½|w|² for counts y_i ≥ 0; one head sums the exponentials.
 
     The columns are centred (fit_intercept) and divided by √(mean square + alpha/mean y) before they enter the prompt.
@@ -380,7 +539,10 @@ class PoissonRegressor(LinearRegressor):
 
     alpha: float = 1.0
     _: KW_ONLY
+    method: str = NEWTON
     tol: float = 1e-11
+
+    rules: ClassVar[dict[str, Rule]] = method_rule(NEWTON, *METHODS)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -390,8 +552,23 @@ class PoissonRegressor(LinearRegressor):
     def _fit(self, X: np.ndarray, y: np.ndarray) -> None:
         if (y < 0).any() or not y.any():
             raise FitError(f"counts are ≥ 0 and not all zero, found values from {y.min():g} to {y.max():g}")
-        damping = float(self.alpha) / float(y.mean())
-        units = ColumnUnits.of(X, y, centred=self.fit_intercept, centred_y=False, damping=damping)
+        omega = self._weighing.over(len(X))
+        mean = float(omega @ y / omega.sum()) if self.fit_intercept else 1.0
+        penalty = float(self.alpha) * float(omega.sum()) / mean
+        if self.method == NEWTON and self._fit_by_newton("poisson", X, y / mean, penalty):
+            self.intercept_ += math.log(mean)
+            self._unit = mean
+        else:
+            self._fit_by_steps(X, y)
+            self._unit = 1.0
+        self._enclose(self._fits("poisson", X, y, float(self.alpha), is_mean=True))
+
+    def _fit_by_steps(self, X: np.ndarray, y: np.ndarray) -> None:
+        omega = self._weighing.over(len(X))
+        middle = float(omega @ y / omega.sum())
+        units = ColumnUnits.of(
+            X, y, omega, centred=self.fit_intercept, centred_y=False, damping=float(self.alpha) / middle
+        )
         most = 2 * float(y.max())
         for _ in range(RAISES):
             found = self._fit_up_to(most, units, X, y)
@@ -403,10 +580,12 @@ class PoissonRegressor(LinearRegressor):
     def _fit_up_to(self, most: float, units: ColumnUnits, X: np.ndarray, y: np.ndarray) -> float:
         """Fit with steps for means up to `most`, and return the largest mean during the steps."""
         columns, penalty = self._with_intercept(units, X, self.alpha)
-        square = columns.T @ columns / len(X)
+        omega = self._weighing.over(len(X))
+        middle = float(omega @ y / omega.sum())
+        square = (columns.T * omega) @ columns / omega.sum()
         L, _ = eigenvalue_bounds(most * square + np.diag(penalty))
-        least = eigenvalue_bounds(LEAST_MEAN * float(y.mean()) * square + np.diag(penalty))[1]
-        schedule = self._paced(L, min(least, L))
+        least = eigenvalue_bounds(LEAST_MEAN * middle * square + np.diag(penalty))[1]
+        schedule = self._paced(L, min(least, L), NESTEROV if self.method == NEWTON else self.method)
         prompt, x, largest_count = self._room(X, intercept=self.fit_intercept), _longest(columns), float(y.max())
         sizes = Sizes(prompt.rows, 2, x, largest_count, largest_count, mean=True)
         task = Task(
@@ -419,20 +598,41 @@ class PoissonRegressor(LinearRegressor):
             loss="poisson",
             targets=largest_count,
         )
-        start = np.append(np.zeros(X.shape[1]), [math.log(y.mean())] * self.fit_intercept)
+        start = np.append(np.zeros(X.shape[1]), [math.log(middle)] * self.fit_intercept)
         domain = Domain(prompt, x, target=largest_count, L=L, curvature=most, penalty=task.penalty, mean=True)
-        _, gradient = self._run(task, units, X, y, domain, start=start)
+        weights, gradient = self._run(task, units, X, y, domain, start=start)
         self.gradient_bound_ = task.gradient_bound(x, 3 * float(np.linalg.norm(self.trajectory_, axis=1).max()))
         self.gradient_norm_, self.most_ = float(np.linalg.norm(gradient)), most
+        self.bound_ = prompt_bound(task, self.prompt_, weights)
         path = self.trajectory_[:: max(1, len(self.trajectory_) // PATH_POINTS)]
         with np.errstate(over="ignore", invalid="ignore"):
             largest = float(np.nan_to_num(np.exp((path @ columns.T).max()), nan=math.inf, posinf=1e300))
-        if largest <= most and self.gradient_norm_ > LEFT_OVER * x * float(y.mean()):
+        if largest <= most and self.gradient_norm_ > LEFT_OVER * x * middle:
             warn_of(
                 f"stopped after {self.n_iter_} steps with a gradient of norm {self.gradient_norm_:.3g}: raise max_iter",
                 stacklevel=5,
             )
         return largest
+
+    def _in_units(self, answers: np.ndarray) -> np.ndarray:
+        return answers * self._unit
+
+    def predict_bound(self, X: Any) -> Float[np.ndarray, " rows"]:
+        """Return a proven bound of |mean − mean at the optimum| for every row of X.
+
+        It counts the distance of the weights that were found from the optimum for the data of the fit.
+
+        Parameters
+        ----------
+        X : array-like of shape (rows, features)
+
+        Returns
+        -------
+        Array of shape (rows,).
+        """
+        with np.errstate(over="ignore"):
+            found: np.ndarray = self.predict(X) * np.expm1(super().predict_bound(X)) * (1 + 1e-9)
+        return found
 
     def predict(self, X: Any) -> Float[np.ndarray, " rows"]:
         """Predict the mean e^{w·x + b} for every row of X.
@@ -449,7 +649,7 @@ class PoissonRegressor(LinearRegressor):
 
 
 @dataclass(eq=False, repr=False)
-class LogisticRegression(ClassifierMixin, LinearEstimator):  # type: ignore[misc]
+class LogisticRegression(ClassifierMixin, CurvedEstimator):  # type: ignore[misc]
     """argmin C·Σ log(1 + e^{−s_i(w·x_i + b)}) + ½|w|² over two classes, s_i = ±1, by two layers of attention per step.
 
     The columns are centred (fit_intercept) and divided by √(mean square + 4/(C·n)) before they enter the prompt.
@@ -494,10 +694,11 @@ class LogisticRegression(ClassifierMixin, LinearEstimator):  # type: ignore[misc
 
     C: float = 1.0
     _: KW_ONLY
+    method: str = NEWTON
     tol: float = 1e-9
 
     takes_numbers: ClassVar[bool] = False
-    rules: ClassVar[dict[str, Rule]] = method_rule("plain", "heavy_ball", "nesterov")
+    rules: ClassVar[dict[str, Rule]] = method_rule(NEWTON, "plain", "heavy_ball", "nesterov")
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -514,24 +715,33 @@ class LogisticRegression(ClassifierMixin, LinearEstimator):  # type: ignore[misc
             )
         if len(self.classes_) < 2:
             raise FitError("Classifier can't train when only one class is present: y needs two classes")
-        targets, damping = labels.astype(np.float64), 4 / (self.C * len(X))
-        units = ColumnUnits.of(X, targets, centred=self.fit_intercept, centred_y=False, damping=damping)
-        # This is F/C: the examples' part is a plain sum, as the layers compute it, and the penalty is divided by C.
-        columns, penalty = self._with_intercept(units, X, 1 / self.C)
-        L, _ = eigenvalue_bounds(columns.T @ columns / 4 + np.diag(penalty))
-        schedule = self._paced(L, min(float(penalty[: X.shape[1]].min()), L))
+        targets = labels.astype(np.float64)
+        penalty = 1 / self.C / self._weighing.most  # all of the objective is divided by C and by the largest weight
+        if not (self.method == NEWTON and self._fit_by_newton("logistic", X, targets, penalty)):
+            self._fit_by_steps(X, targets, penalty)
+        self.coef_, self.intercept_ = self.coef_[None], np.array([self.intercept_])
+        self._enclose(self._fits("logistic", X, targets, 1 / float(self.C)))
+
+    def _fit_by_steps(self, X: np.ndarray, targets: np.ndarray, inverse: float) -> None:
+        omega = self._weighing.over(len(X))
+        damping = 4 * inverse / float(omega.sum())
+        units = ColumnUnits.of(X, targets, omega, centred=self.fit_intercept, centred_y=False, damping=damping)
+        columns, penalty = self._with_intercept(units, X, inverse)
+        L, _ = eigenvalue_bounds((columns.T * omega) @ columns / 4 + np.diag(penalty))
+        method = NESTEROV if self.method == NEWTON else self.method
+        schedule = self._paced(L, min(float(penalty[: X.shape[1]].min()), L), method)
         prompt = self._room(X, intercept=self.fit_intercept)
         sizes = Sizes(prompt.rows, 2, _longest(columns), 1.0, 2.0)
         task = GLMTask(prompt, schedule, choose(sizes, self.heads, "float64"), 1.0, tuple(penalty))
         domain = Domain(prompt, sizes.x, target=1.0, L=L, curvature=0.25, penalty=task.penalty)
         weights, gradient = self._run(task, units, X, targets, domain)
-        self.coef_, self.intercept_ = self.coef_[None], np.array([self.intercept_])
+        self.bound_ = prompt_bound(task, self.prompt_, weights)
         largest = 3 * float(np.linalg.norm(self.trajectory_, axis=1).max())  # v is extrapolated from two iterates
         self.gradient_bound_ = task.gradient_bound(sizes.x, largest)
         self.gradient_norm_ = float(np.linalg.norm(gradient))
         # A small gradient is not enough: the objective is nearly flat along columns that depend on others.
         means = expit(columns @ weights)
-        curvature = (columns.T * (means * (1 - means))) @ columns + np.diag(penalty)
+        curvature = (columns.T * (omega * means * (1 - means))) @ columns + np.diag(penalty)
         least = float(np.linalg.eigvalsh(curvature)[0])
         distance = self.gradient_norm_ / least if least > 0 else np.inf
         if distance > WORTH_A_WARNING * (1 + float(np.linalg.norm(weights))):
@@ -542,6 +752,9 @@ class LogisticRegression(ClassifierMixin, LinearEstimator):  # type: ignore[misc
                 + f". At the least curvature there, {least:.3g}, the weights may be {distance:.3g} from the optimum. "
                 "Raise max_iter, or lower C."
             )
+
+    def _in_units(self, answers: np.ndarray) -> np.ndarray:
+        return answers
 
     def decision_function(self, X: Any) -> Float[np.ndarray, " rows"]:
         """Return w·x + b for every row of X. It is above 0 for the second class.
@@ -587,9 +800,9 @@ class LogisticRegression(ClassifierMixin, LinearEstimator):  # type: ignore[misc
         return chosen
 
 
-def _weight_bound(targets: np.ndarray, l1: np.ndarray, mu: float) -> float:
-    """Return a bound of |w| at every iterate: F(w) ≤ F(0) = |y|²/2n there."""
-    start = float(targets @ targets) / (2 * len(targets))
+def _weight_bound(targets: np.ndarray, omega: np.ndarray, l1: np.ndarray, mu: float) -> float:
+    """Return a bound of |w| at every iterate: F(w) ≤ F(0) = Σωy²/2Σω there."""
+    start = float(omega @ targets**2) / (2 * float(omega.sum()))
     bounds = [2 * np.sqrt(2 * start / mu)] if mu else []
     bounds += [np.sqrt(len(l1)) * start / l1.min()] if l1.min() > 0 else []
     return _up(min(bounds)) if bounds else 1e3 * _up(np.linalg.norm(targets))

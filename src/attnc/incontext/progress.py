@@ -10,7 +10,10 @@ from scipy.special import expit
 
 from attnc.errors import InputError
 from attnc.incontext.descent import Task
+from attnc.incontext.domain import Domain
 from attnc.incontext.newton import NewtonTask
+from attnc.incontext.newton_glm import CurvedTask
+from attnc.incontext.turns import CURVATURES, Examples
 from attnc.ir.layers import Attention
 from attnc.ir.program import Program
 from attnc.ir.reference import evaluate
@@ -26,41 +29,51 @@ LOSSES: dict[str, tuple[Callable[[Array, Array], Array], Callable[[Array], Array
 """Name of a loss → its value at z = w·x̃ and y, and its mean function A′(z); the derivative by z is A′(z) − y."""
 
 
+AnyTask = Task | NewtonTask | CurvedTask
+
+
 @dataclass(frozen=True, eq=False)
 class Objective:
-    """The objective of a task on its prompt, in plain numpy."""
+    """The objective of a task on its prompt, in plain numpy. With several targets it is their sum."""
 
-    task: Task | NewtonTask
-    X: Float[np.ndarray, "rows weights"]
-    y: Float[np.ndarray, " rows"]
+    task: AnyTask
+    examples: Examples
 
     @classmethod
-    def of(cls, task: Task | NewtonTask, tokens: Float[np.ndarray, "rows width"]) -> Objective:
-        """Return the objective on the tokens of a prompt without its padding. Penalty rows count as examples."""
-        is_present = tokens.any(axis=1)
-        return cls(task, tokens[is_present, : task.prompt.num_weights], tokens[is_present, -1])
+    def of(cls, task: AnyTask, tokens: Float[np.ndarray, "rows width"]) -> Objective:
+        """Return the objective on the tokens of a prompt without its padding. Penalty rows add to the penalties."""
+        has_rows = isinstance(task, NewtonTask | CurvedTask)
+        return cls(task, Domain(task.prompt, penalty=tuple(task.penalty), has_penalty_rows=has_rows).examples(tokens))
 
     @property
-    def _count(self) -> int:
-        return len(self.y) if self.task.mean else 1
+    def _share(self) -> float:
+        """The factor of the sum over the examples."""
+        if isinstance(self.task, CurvedTask):
+            return 1 / CURVATURES[self.task.loss]
+        return 1 / float(self.examples.omega.sum()) if self.task.mean else 1.0
 
     @property
     def _l1(self) -> Float[np.ndarray, " weights"]:
         return np.array(self.task.l1 or (0.0,) * self.task.prompt.num_weights)
 
-    def __call__(self, w: Float[np.ndarray, " weights"]) -> float:
+    def __call__(self, w: Float[np.ndarray, " *shape"]) -> float:
+        given = self.examples
         with np.errstate(over="ignore"):
-            losses = LOSSES[self.task.loss][0](self.X @ w, self.y).sum()
-        return float(losses / self._count + (np.array(self.task.penalty) * w**2).sum() / 2 + self._l1 @ np.abs(w))
+            losses = given.omega @ LOSSES[self.task.loss][0](given.X @ w.T, given.y)
+        return float((losses * self._share + (w**2) @ given.penalty / 2 + np.abs(w) @ self._l1).sum())
 
-    def gradient(self, w: Float[np.ndarray, " weights"]) -> Float[np.ndarray, " weights"]:
+    def gradient(self, w: Float[np.ndarray, " *shape"]) -> Float[np.ndarray, " *shape"]:
         """Return the gradient of the smooth part."""
+        given = self.examples
         with np.errstate(over="ignore", invalid="ignore"):
-            residuals = LOSSES[self.task.loss][1](self.X @ w) - self.y
-            return np.asarray(self.X.T @ residuals / self._count + np.array(self.task.penalty) * w)
+            residuals = LOSSES[self.task.loss][1](given.X @ w.T) - given.y
+            sums = (given.X.T * given.omega) @ residuals
+            return np.asarray(sums.T * self._share + given.penalty * w)
 
-    def exact_trajectory(self, start: Float[np.ndarray, " weights"]) -> Float[np.ndarray, "steps weights"]:
+    def exact_trajectory(self, start: Float[np.ndarray, " *shape"]) -> Float[np.ndarray, " *shape"]:
         """Return the iterates of the same steps with exact gradients, in float64. The program approximates them."""
+        if isinstance(self.task, CurvedTask):
+            return self.task.steps.path(self.examples)[0]
         if isinstance(self.task, NewtonTask):
             return self._exact_turns(start, self.task)
         schedule, l1 = self.task.schedule, self._l1
@@ -74,11 +87,13 @@ class Objective:
             path.append(p if is_nesterov else v)
         return np.stack(path)
 
-    def _exact_turns(self, start: np.ndarray, task: NewtonTask) -> Float[np.ndarray, "turns weights"]:
+    def _exact_turns(self, start: np.ndarray, task: NewtonTask) -> Float[np.ndarray, " *shape"]:
         """Return the weights at the start and after every turn: w ← w − M∇, M ← 2M − MSM."""
-        S, M, path = self.X.T @ self.X, np.eye(len(start)) / task.trace, [np.array(start, np.float64)]
+        given = self.examples
+        S = (given.X.T * given.omega) @ given.X + np.diag(given.penalty)
+        M, path = np.eye(len(S)) / task.trace, [np.array(start, np.float64)]
         for _ in range(task.turns):
-            path.append(path[-1] - M @ self.gradient(path[-1]))
+            path.append(path[-1] - self.gradient(path[-1]) @ M)
             M = 2 * M - M @ S @ M
         return np.stack(path)
 
