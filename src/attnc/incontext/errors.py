@@ -306,13 +306,3 @@ def proximal_step(
     """Return the norm of the proximal step w − prox(w − ∇/L), which is zero at the optimum."""
     moved = weights - gradient / L
     return float(np.linalg.norm(weights - np.sign(moved) * np.maximum(np.abs(moved) - l1 / L, 0.0)))
-
-
-def proximal_bound(step: float, L: float, mu: float) -> Bound:
-    """Bound |w − w*|₂ by the norm of the proximal step at w, for a μ-strongly convex F = smooth + Σ l1_c|w_c|.
-
-    The gradient of the smooth part is L-Lipschitz. With s the proximal step, w⁺ = w − s has a subgradient of norm
-    ≤ L|s| + |∇f(w⁺) − ∇f(w)| ≤ 2L|s|, so that |w⁺ − w*| ≤ 2L|s|/μ. For μ = 0 the bound is infinite.
-    """
-    value = step * (1 + 2 * L / mu) if mu else math.inf
-    return Bound((Term("optimality", float(up(value, 2**20)), "from the proximal gradient at the weights found"),))

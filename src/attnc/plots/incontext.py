@@ -36,8 +36,8 @@ def loss_figure(model: Any) -> Figure:
     _, by_numpy = loss_path(objective, exact)
     least = min(by_attention.min(), by_numpy.min())
     floor = max(1e-16 * abs(least), 1e-300)
-    note = f"{model.n_iter_} steps of the method {model.method}, {np.count_nonzero(tokens[:, -2])} examples of "
-    note += f"{objective.X.shape[1]} weights; the attention program and exact steps"
+    note = f"{model.n_iter_} steps of the method {model.method}, {len(objective.examples.X)} examples of "
+    note += f"{objective.examples.X.shape[1]} weights; the attention program and exact steps"
     picture = style.new_figure(8.0, 5.6, f"{type(model).__name__}: loss against layer", note)
     above, below = picture.subplots(2, 1, sharex=True)
     for losses, colour, width, opacity, name in (
