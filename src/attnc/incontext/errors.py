@@ -34,7 +34,7 @@ from attnc.incontext.differences import CLOSED_FORM_SLACK, MAX_HEADS, Difference
 from attnc.incontext.prompt import Prompt
 from attnc.ir.program import Program
 from attnc.numerics.arrays import Float
-from attnc.numerics.bound import Bound, Term
+from attnc.numerics.bound import Bound
 from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma, up
 
 HEADROOM = 0.25
