@@ -31,11 +31,16 @@ FORMAT_FAMILY = "attnc.network/"
 FORMAT = f"{FORMAT_FAMILY}1"
 WEIGHTS, CARD = "model.safetensors", "README.md"
 CERTIFICATE = re.compile(r"certificate(\.[A-Za-z0-9_-]+)?\.json")
+SHARD = re.compile(r"certificate(\.[A-Za-z0-9_-]+)?\.[1-9][0-9]{0,5}-of-[1-9][0-9]{0,5}\.shard")
+MAX_SHARD_BYTES = 2**28
+"""Largest size of a shard in bytes: seven million leaves of three variables."""
+MAX_SHARDS = 2**12
+"""Most shards of a certificate."""
 NETWORK = FolderKind(
     "a saved network",
     FORMAT_FAMILY,
     ("format",),
-    lambda name: name in (CONFIG, WEIGHTS, CARD) or CERTIFICATE.fullmatch(name),
+    lambda name: name in (CONFIG, WEIGHTS, CARD) or CERTIFICATE.fullmatch(name) or SHARD.fullmatch(name),
 )
 STOCK_FAMILY = "attnc.stock/"
 STOCK = FolderKind("a stock checkpoint", STOCK_FAMILY, ("attnc", "format"), NETWORK.is_part)
@@ -75,7 +80,16 @@ def network_files(
     whole = {"format": FORMAT, **config, "certificates": sorted(certificates), "program": structure}
     files = {CONFIG: json_bytes(whole, CONFIG), WEIGHTS: weights}
     for name, certificate in certificates.items():
-        files[name] = json_lines({**certificate, "weights_sha256": digest}, name)
+        stated = {**certificate, "weights_sha256": digest}
+        if "shards" in stated:
+            stem, count = name.removesuffix(".json"), len(stated["shards"])
+            named = {shard_name(stem, k, count): entry for k, entry in enumerate(stated["shards"], 1)}
+            files |= {each: entry["content"] for each, entry in named.items()}
+            stated["shards"] = [
+                {"file": each, **{key: value for key, value in entry.items() if key != "content"}}
+                for each, entry in named.items()
+            ]
+        files[name] = json_lines(stated, name)
     files[CARD] = utf8(card, CARD)
     return files
 
@@ -175,7 +189,32 @@ def _read_certificates(folder: str, listed: Any, digests: dict[str, str]) -> dic
     every = sorted({*listed, *found})
     if len(every) > MAX_CERTIFICATES:
         raise FileError(f"cannot load {folder!r}: it has {len(every):,} certificates, more than {MAX_CERTIFICATES}")
-    return {name: _read(folder, name, digests) for name in every}
+    return {name: _with_shards(folder, name, _read(folder, name, digests)) for name in every}
+
+
+def shard_name(stem: str, k: int, n: int) -> str:
+    """Return the name of the file of shard k of n."""
+    return f"{stem}.{k}-of-{n}.shard"
+
+
+def _with_shards(folder: str, name: str, certificate: dict[str, Any]) -> dict[str, Any]:
+    """Return a certificate with the contents of its shards, whose hashes it states."""
+    if "shards" not in certificate:
+        return certificate
+    entries, found = certificate["shards"], []
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise FileError(f"{folder!r}: {name} does not list its shards")
+    if len(entries) > MAX_SHARDS:
+        raise FileError(f"{folder!r}: {name} lists {len(entries):,} shards, more than {MAX_SHARDS:,}")
+    for k, entry in enumerate(entries, 1):
+        path = os.path.join(folder, shard_name(name.removesuffix(".json"), k, len(entries)))
+        if entry.get("file") != os.path.basename(path):
+            raise FileError(f"{folder!r}: {name} names shard {k} {entry.get('file')!r:.60}, not {path!r}")
+        content = read_bytes(path, MAX_SHARD_BYTES)
+        if hashlib.sha256(content).hexdigest() != entry.get("sha256"):
+            raise FileError(f"{path!r} is not the shard that {name} states: its SHA-256 is another one")
+        found.append({**{key: value for key, value in entry.items() if key != "file"}, "content": content})
+    return {**certificate, "shards": found}
 
 
 def json_bytes(value: Any, name: str) -> bytes:

@@ -33,6 +33,7 @@ from attnc.proofs.proof import (
     SlopeProof,
     Stages,
 )
+from attnc.proofs.shards import ShardedLeaves
 from attnc.targets.box import Box, show_intervals
 
 FORMAT = "attnc.certificate/1"
@@ -320,8 +321,7 @@ class Certificate:
             "expression": expression,
             "box": box.as_json(),
             **{name: _plain(getattr(self, name)) for name in CLAIM_FIELDS},
-            "leaves": [*_plain(leaves), *([TAIL_LEAF, side] for side in leaves.tails)],
-            "leaf_bounds": leaves.bounds.tolist(),
+            **_leaves_json(leaves),
             **_stated(core=leaves.core, cuts=leaves.cuts, gap=leaves.gap, knots=leaves.knots),
             **({} if leaves.beyond is None else {"beyond": dataclasses.asdict(leaves.beyond)}),
             "truncation": self.truncation,
@@ -460,7 +460,11 @@ def _read_evidence(data: Mapping[str, Any]) -> Evidence | None:
     """Return the evidence. Raise ValueError if the data has several kinds of it."""
     leaves, bounds = (_typed(data[name], list) for name in ("leaves", "leaf_bounds"))
     stages, points = _typed(data["stages"], list), data.get("points")
-    stated = {"leaves": bool(leaves or bounds), "stages": bool(stages), "points": points is not None}
+    stated = {
+        "leaves": bool(leaves or bounds or data.get("shards")),
+        "stages": bool(stages),
+        "points": points is not None,
+    }
     if sum(stated.values()) > 1:
         raise ValueError(f"a proof is by leaves, by stages or at points; found {stated}")
     if stated["leaves"]:
@@ -475,7 +479,22 @@ def _read_evidence(data: Mapping[str, Any]) -> Evidence | None:
     return found
 
 
+def _leaves_json(leaves: Leaves) -> dict[str, Any]:
+    """Return the leaves of the box, or the entries of the files that have them."""
+    if isinstance(leaves.leaves, ShardedLeaves):
+        return {"leaves": [], "leaf_bounds": [], "shards": leaves.leaves.as_json()}
+    entries = [*_plain(leaves), *([TAIL_LEAF, side] for side in leaves.tails)]
+    return {"leaves": entries, "leaf_bounds": leaves.bounds.tolist()}
+
+
 def _read_leaves(data: Mapping[str, Any]) -> Leaves:
+    if data.get("shards"):
+        if data["leaves"] or data["leaf_bounds"]:
+            raise ValueError("a certificate has leaves of its own or shards, not both")
+        sharded = ShardedLeaves.from_json(_typed(data["shards"], list))
+        if sharded[0].index and len(sharded[0].index) != len(data["box"]):
+            raise ValueError("the shards have another number of variables than the box")
+        return Leaves(sharded, sharded.bounds)
     entries = [_typed(entry, list) for entry in data["leaves"]]
     cells = [entry for entry in entries if entry[:1] != [TAIL_LEAF]]
     tails = [_typed(entry, tuple[str, int]) for entry in entries if entry[:1] == [TAIL_LEAF]]

@@ -58,7 +58,7 @@ class Leaves:
 
     Attributes
     ----------
-    leaves : tuple of Leaf
+    leaves : sequence of Leaf
         The cells.
     bounds : ndarray
         The largest error on each cell.
@@ -83,7 +83,7 @@ class Leaves:
     (True, True)
     """
 
-    leaves: tuple[Leaf, ...]
+    leaves: Sequence[Leaf]
     bounds: Float[np.ndarray, " leaves"]
     core: tuple[float, float] | None = None
     tails: tuple[int, ...] = ()

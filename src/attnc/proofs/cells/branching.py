@@ -21,7 +21,7 @@ from attnc.numerics.jet_balls import TINY
 from attnc.numerics.limits import OutOfTime, check_time, counted_seconds, is_time_over, spend
 from attnc.numerics.quiet import quiet
 from attnc.numerics.rounding import TINIEST, up
-from attnc.proofs.cells.dyadic import cell_boxes, cells, children
+from attnc.proofs.cells.dyadic import Region, cell_boxes, children
 from attnc.proofs.cells.kind import Bounds, Goal, Kind, meets
 from attnc.targets.box import Box
 
@@ -52,11 +52,12 @@ of the checker. The largest proof of the corpus has 4,250 leaves."""
 class Budget:
     """The number of cells that a search may take, and a function to which it reports its progress.
 
-    Its time is that of the block around it (`numerics.limits`).
+    Its time is that of the block around it (`numerics.limits`). If there is a `region`, only its cells are covered.
     """
 
     cells: int = MOST_PROOF_CELLS
     progress: Callable[[str, float], None] | None = None
+    region: Region | None = None
 
     def report(self, part: float) -> None:
         if self.progress is not None:
@@ -210,7 +211,8 @@ def branch_and_bound(
     """
     budget = budget or Budget()
     search = _Branching(kinds, box, observed, 1 + tolerance, floor, goal)
-    pending, first = deque[CellBounds](), cells(box.d, start_level)
+    start_level = max(start_level, 0 if budget.region is None else budget.region.level)
+    pending, first = deque[CellBounds](), (budget.region or Region(0, 0, 1)).cells(box.d, start_level)
     while len(first):
         size = search.batch
         pending += search.examine(start_level, first[:size])

@@ -18,6 +18,8 @@ from attnc.targets.box import Box
 
 Knots = tuple[tuple[float, ...], ...]
 """For each variable, points inside of the box in ascending order: none, or 2^k − 1."""
+CELLS_PER_REGION = 8
+"""Least number of cells of a region, so that the sizes of regions differ by an eighth at most."""
 _INDEX_BITS = 56  # a level and an index below 2^56 are one number of 63 bits: levels are below 128
 
 
@@ -59,6 +61,43 @@ def cells(d: int, level: int) -> Int[np.ndarray, "cells d"]:
     for _ in range(level):
         index = children(index)
     return index
+
+
+@dataclass(frozen=True)
+class Region:
+    """The cells `first` to `after` − 1 of a level, in the order of `cells`."""
+
+    level: int
+    first: int
+    after: int
+
+    def cells(self, d: int, level: int) -> Int[np.ndarray, "cells d"]:
+        """Return the cells of a level, which is that of the region or a finer one, in the region."""
+        number = np.arange(self.first, self.after)
+        index = np.zeros((len(number), d), dtype=np.int64)
+        for depth in range(self.level):
+            for axis in range(d):
+                index[:, axis] |= (number >> (d * depth + d - 1 - axis) & 1) << depth
+        for _ in range(level - self.level):
+            index = children(index)
+        return index
+
+    @staticmethod
+    def numbers(index: Int[np.ndarray, "cells d"], level: int) -> Int[np.ndarray, " cells"]:
+        """Return the numbers of cells in the order of `cells`."""
+        d = index.shape[1]
+        number = np.zeros(len(index), dtype=np.int64)
+        for depth in range(level):
+            for axis in range(d):
+                number |= (index[:, axis] >> depth & 1) << (d * depth + d - 1 - axis)
+        return number
+
+
+def regions(d: int, count: int) -> list[Region]:
+    """Divide a box into regions of nearly equal size: at least CELLS_PER_REGION cells each."""
+    level = next(level for level in itertools.count(1) if 1 << d * level >= CELLS_PER_REGION * count)
+    whole = 1 << d * level
+    return [Region(level, whole * k // count, whole * (k + 1) // count) for k in range(count)]
 
 
 def children(index: Int[np.ndarray, "cells d"]) -> Int[np.ndarray, "children d"]:
