@@ -83,6 +83,7 @@ def compile(  # the public name; this module does not need the builtin
     seconds: float = DEFAULT_SECONDS,
     progress: Progress | None = None,
     command: str | None = None,
+    proof: bool = True,
 ) -> Network:
     """Compile a function to a network of affine maps and softmax attention that is within eps of it on the box.
 
@@ -129,6 +130,9 @@ def compile(  # the public name; this module does not need the builtin
         A function that is called with the name of the current step and the fraction of it that is done.
     command
         The command line to state on the model card.
+    proof
+        False leaves the proof from the weights to `attnc prove`, which can divide it into shards. Until then there is
+        only the error at samples, and the bound of a theorem if there is one.
 
     Returns
     -------
@@ -173,6 +177,7 @@ def compile(  # the public name; this module does not need the builtin
         criterion=criterion,
         also=also,
         seconds=positive_number("seconds", seconds),
+        proof=proof,
     )
     with time_limit(request.seconds):
         target = as_target(source, box, lipschitz, request.p, hessian_bound)
@@ -240,7 +245,7 @@ def _proved(built: Built, target: Target, request: Request) -> _Attempt:
     try:
         with time_share(PROOF_SHARE):
             network = observe(built, target, request.eps, request.p, request.progress)
-            proved = prove(network, target, request.progress, seconds)
+            proved = prove(network, target, request.progress, seconds) if request.proof else network
             if request.gradient_eps is not None:
                 proved, gradient_error = prove_gradient(proved, target, request.gradient_eps, request.progress, seconds)
     except OutOfTime as late:

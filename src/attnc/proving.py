@@ -117,7 +117,12 @@ def prove(network: Network, target: Target, progress: Progress | None, seconds: 
         return network
     if proof is None or not _replaces(proof, claim.bound, request):
         return network
-    return _checked(network._with_certificate(claim.proved(proof, _method(proof, target))), target)
+    return proved_by(network, proof, target)
+
+
+def proved_by(network: Network, proof: Proof, target: Target) -> Network:
+    """Return the network with the bound and the evidence of a proof. Raise InputError if a sample contradicts it."""
+    return _checked(network._with_certificate(network.certificate.proved(proof, _method(proof, target))), target)
 
 
 def prove_gradient(

@@ -78,6 +78,8 @@ class Request:
         The time limit of `attnc.compile`. The function of a theorem has none.
     gradient_eps : float, optional
         The largest error allowed in a partial derivative; None if gradients are not bounded.
+    proof : bool
+        False if the network is to be proved later.
     progress : callable, optional
         Called with the current step and the fraction of it that is done.
     points_per_axis, beta, num_step_anchors, margin
@@ -116,6 +118,7 @@ class Request:
     also: str | None = None
     seconds: float = math.inf
     gradient_eps: float | None = None
+    proof: bool = True
 
     def __post_init__(self) -> None:
         limit = None if self.seconds == math.inf else self.seconds

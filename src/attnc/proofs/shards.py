@@ -132,11 +132,11 @@ class Shard:
         below = rows["level"].astype(np.int64) - region.level
         if (below < 0).any():
             return "a leaf is larger than the cells of its region"
-        first = Region.numbers(rows["index"].astype(np.int64) >> below[:, None], region.level)
-        if not ((region.first <= first) & (first < region.after)).all():
+        owners = Region.numbers(rows["index"].astype(np.int64) >> below[:, None], region.level)
+        if not ((region.first <= owners) & (owners < region.after)).all():
             return "a leaf lies outside of its region"
         deepest = int(below.max())
-        filled = sum(int(n) << d * (deepest - level) for level, n in enumerate(np.bincount(below)))
+        filled = sum(int(count) << d * (deepest - level) for level, count in enumerate(np.bincount(below)))
         if filled != (region.after - region.first) << d * deepest:
             return "its leaves do not cover its region"
         return None

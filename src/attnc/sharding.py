@@ -1,0 +1,217 @@
+"""Proofs in shards: the box is divided into regions, and each is proved by itself, anywhere, in any order.
+
+The shard of a region is a file. Its content depends on the saved network, on its number and on the number of shards
+alone, so that it may be lost and made again. `merge_shards` makes one certificate of all shards.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from attnc.constructions.built import Progress
+from attnc.errors import FileError, InputError, ProgramError
+from attnc.exports.directory import MAX_SHARD_BYTES, MAX_SHARDS, WEIGHTS, shard_name
+from attnc.exports.safe_files import CONFIG, MAX_JSON_BYTES, MAX_TENSOR_BYTES, read_bytes, write_file_whole
+from attnc.loading import load
+from attnc.network import Network
+from attnc.numerics.quiet import quiet
+from attnc.numerics.threads import one_thread
+from attnc.proofs.cells.dyadic import regions
+from attnc.proofs.partition_prover import MAX_PROVED_ANCHORS
+from attnc.proofs.proof import Leaves, Proof
+from attnc.proofs.prover import ProofRequest
+from attnc.proofs.provers import LEAVES
+from attnc.proofs.shards import SHARD_FORMAT, Shard, ShardedLeaves
+from attnc.proving import BESIDE_THEOREM, proved_by
+from attnc.scheduling import LOCAL, finished
+from attnc.targets.sources import as_target
+from attnc.targets.target import Target
+
+NUM_SHARDS = 64
+"""The number of shards, unless another is chosen. It does not depend on the machine, so that certificates do not."""
+MAX_CELLS = 2**22
+"""Most cells of a shard."""
+STEM = "proof"
+PART = re.compile(STEM + r"\.([1-9][0-9]{0,5})-of-([1-9][0-9]{0,5})\.shard")
+CERTIFICATE_FILE = "certificate.json"
+
+
+@dataclass(frozen=True, eq=False)
+class ShardTask:
+    """A saved network, and the request for its proof."""
+
+    network: Network
+    target: Target
+    request: ProofRequest
+    weights_sha256: str
+    config_sha256: str
+
+    @classmethod
+    def of(cls, folder: str | os.PathLike[str]) -> ShardTask:
+        """Read a saved network. Raise InputError if it cannot be proved in shards."""
+        network = load(Path(folder))
+        claim, text = network.certificate, network.expression or network.definitions
+        if text is None or claim.norm != "inf" or not network.box.is_bounded:
+            raise InputError(
+                "shards prove the largest error of a network for an expression on a bounded box. Prove this one in one "
+                "piece: compile it without a cluster."
+            )
+        target = as_target(text, network.box.as_dict())
+        request = ProofRequest(
+            cells=MAX_CELLS,
+            eps=network.eps or BESIDE_THEOREM * (claim.bound or 0.0),
+            observed=claim.observed or 0.0,
+            truncation=network.truncation,
+        )
+        if not LEAVES.accepts(network.program, target, request) or network.num_anchors > MAX_PROVED_ANCHORS:
+            raise InputError(
+                "shards prove networks of one attention layer by Taylor leaves, in up to three variables. Prove this "
+                "one in one piece: compile it without a cluster."
+            )
+        digests = (
+            hashlib.sha256(read_bytes(os.path.join(folder, name), limit)).hexdigest()
+            for name, limit in ((WEIGHTS, MAX_TENSOR_BYTES), (CONFIG, MAX_JSON_BYTES))
+        )
+        return cls(network, target, request, *digests)
+
+    def digest(self, n: int) -> str:
+        """Return the hash of everything that the content of a shard depends on, but its number."""
+        asked = [self.request.eps, self.request.observed, self.request.truncation, n]
+        stated = [SHARD_FORMAT, self.weights_sha256, self.config_sha256, *asked]
+        return hashlib.sha256(json.dumps(stated).encode()).hexdigest()
+
+    def prove(self, k: int, n: int, progress: Progress | None = None) -> Shard:
+        """Prove shard k of n."""
+        region, d = regions(self.network.box.d, n)[k - 1], self.network.box.d
+        request = dataclasses.replace(self.request, region=region, progress=progress)
+        with one_thread(), quiet():
+            try:
+                proof = LEAVES.prove(self.network.program, self.target, request)
+            except ProgramError as error:
+                raise InputError(f"this network cannot be proved in shards: {error}") from None
+        if not math.isfinite(proof.bound):
+            raise InputError(f"no bound was found on shard {k} of {n}: numbers overflow, or the cells ran out")
+        return Shard.of(proof, d, region, self.weights_sha256, self.digest(n))
+
+    def why_not(self, shard: Shard, k: int, n: int) -> str | None:
+        """Return why a shard is not number k of n of this task, or None if it is."""
+        return shard.why_not_of(self.digest(n), regions(self.network.box.d, n)[k - 1])
+
+    def stored(self, place: str | os.PathLike[str], k: int, n: int) -> Shard:
+        """Read shard k of n. Raise FileError if the file is missing, or is another one."""
+        path = os.path.join(place, shard_name(STEM, k, n))
+        shard = Shard.read(read_bytes(path, MAX_SHARD_BYTES), path)
+        reason = self.why_not(shard, k, n)
+        if reason is not None:
+            raise FileError(f"{path}: {reason}")
+        return shard
+
+    def merged(self, shards: list[Shard]) -> Network:
+        """Return the network with the certificate that all shards make together."""
+        worst, leaves = max(shards, key=lambda shard: shard.bound), ShardedLeaves(tuple(shards))
+        complete = worst.bound <= max(self.request.eps, (1 + self.request.tolerance) * self.request.observed)
+        proof = Proof(worst.bound, worst.terms, Leaves(leaves, leaves.bounds), complete)
+        return proved_by(self.network, proof, self.target)
+
+
+def prove_shard(source: str | dict[str, bytes], k: int, n: int) -> bytes:
+    """Return the content of shard k of n of a saved network: of a folder, or of the contents of its files."""
+    if isinstance(source, str):
+        return ShardTask.of(source).prove(k, n).content
+    with tempfile.TemporaryDirectory() as folder:
+        for name, content in source.items():
+            Path(folder, name).write_bytes(content)
+        return ShardTask.of(folder).prove(k, n).content
+
+
+def write_shard(folder: str | os.PathLike[str], place: str | os.PathLike[str], k: int, n: int) -> str:
+    """Prove shard k of n, write it into the folder `place`, and return its path. A shard that is there is kept."""
+    task, path = ShardTask.of(folder), os.path.join(place, shard_name(STEM, k, n))
+    make_folder(place)
+    if not _is_done(task, place, k, n):
+        write_file_whole(path, task.prove(k, n).content)
+    return path
+
+
+def merge_shards(folder: str | os.PathLike[str], place: str | os.PathLike[str]) -> Network:
+    """Return the network with the certificate of all shards in the folder `place`.
+
+    Raise FileError if a shard is missing, changed, or of another network, request or division.
+    """
+    try:
+        counts = {int(found[2]) for name in os.listdir(place) if (found := PART.fullmatch(name))}
+    except OSError as error:
+        raise FileError(f"{os.fspath(place)!r} cannot be read: {error.strerror or error}") from None
+    if len(counts) != 1:
+        several = f"shards of {len(counts)} divisions" if counts else "no shards"
+        raise FileError(f"{os.fspath(place)!r} has {several}: prove those of one division there, k/n for all k")
+    (n,) = counts
+    missing = [k for k in range(1, n + 1) if not os.path.exists(os.path.join(place, shard_name(STEM, k, n)))]
+    if missing:
+        named = ", ".join(f"{k}/{n}" for k in missing[:10]) + (" …" if len(missing) > 10 else "")
+        raise FileError(f"{os.fspath(place)!r} lacks {len(missing):,} of {n:,} shards: {named}. Prove these first.")
+    task = ShardTask.of(folder)
+    return task.merged([task.stored(place, k, n) for k in range(1, n + 1)])
+
+
+def prove_all(
+    folder: str | os.PathLike[str],
+    place: str | os.PathLike[str],
+    n: int,
+    cluster: str = LOCAL,
+    processes: int | None = None,
+    progress: Progress | None = None,
+) -> Network:
+    """Prove all shards that are not in the folder `place` yet, and return the network with their certificate."""
+    if not 1 <= n <= MAX_SHARDS:
+        raise InputError(f"a proof has 1 to {MAX_SHARDS:,} shards, found {n:,}")
+    task = ShardTask.of(folder)
+    make_folder(place)
+    done = {k for k in range(1, n + 1) if _is_done(task, place, k, n)}
+    source = os.fspath(folder) if cluster == LOCAL else _files(folder)
+    tasks = {k: (source, k, n) for k in range(1, n + 1) if k not in done}
+    if progress is not None:
+        progress("proving", len(done) / n)
+    for k, content in finished(prove_shard, tasks, cluster, processes):
+        reason = task.why_not(Shard.read(content, f"shard {k} of {n}"), k, n)
+        if reason is not None:
+            raise FileError(f"a worker returned a wrong shard {k} of {n}: {reason}")
+        write_file_whole(os.path.join(place, shard_name(STEM, k, n)), content)
+        done.add(k)
+        if progress is not None:
+            progress("proving", len(done) / n)
+    return task.merged([task.stored(place, k, n) for k in range(1, n + 1)])
+
+
+def make_folder(place: str | os.PathLike[str]) -> None:
+    try:
+        os.makedirs(place, exist_ok=True)
+    except OSError as error:
+        raise FileError(f"cannot make the folder {os.fspath(place)!r}: {error.strerror or error}") from None
+
+
+def shard_files(place: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yield the shards in a folder."""
+    return (path for path in Path(place).iterdir() if PART.fullmatch(path.name))
+
+
+def _is_done(task: ShardTask, place: str | os.PathLike[str], k: int, n: int) -> bool:
+    try:
+        task.stored(place, k, n)
+    except FileError:
+        return False
+    return True
+
+
+def _files(folder: str | os.PathLike[str]) -> dict[str, bytes]:
+    limits = {CONFIG: MAX_JSON_BYTES, WEIGHTS: MAX_TENSOR_BYTES, CERTIFICATE_FILE: MAX_JSON_BYTES}
+    return {name: read_bytes(os.path.join(folder, name), limit) for name, limit in limits.items()}
