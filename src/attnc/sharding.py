@@ -6,6 +6,7 @@ alone, so that it may be lost and made again. `merge_shards` makes one certifica
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attnc.constructions.built import Progress
-from attnc.errors import FileError, InputError, ProgramError
+from attnc.errors import BoundNotMet, FileError, InputError, ProgramError
 from attnc.exports.directory import MAX_SHARD_BYTES, MAX_SHARDS, WEIGHTS, shard_name
 from attnc.exports.safe_files import CONFIG, MAX_JSON_BYTES, MAX_TENSOR_BYTES, read_bytes, write_file_whole
 from attnc.loading import load
@@ -26,6 +27,7 @@ from attnc.network import Network
 from attnc.numerics.quiet import quiet
 from attnc.numerics.threads import one_thread
 from attnc.proofs.cells.dyadic import regions
+from attnc.proofs.certificate import Standing
 from attnc.proofs.partition_prover import MAX_PROVED_ANCHORS
 from attnc.proofs.proof import Leaves, Proof
 from attnc.proofs.prover import ProofRequest
@@ -59,24 +61,9 @@ class ShardTask:
     def of(cls, folder: str | os.PathLike[str]) -> ShardTask:
         """Read a saved network. Raise InputError if it cannot be proved in shards."""
         network = load(Path(folder))
-        claim, text = network.certificate, network.expression or network.definitions
-        if text is None or claim.norm != "inf" or not network.box.is_bounded:
-            raise InputError(
-                "shards prove the largest error of a network for an expression on a bounded box. Prove this one in one "
-                "piece: compile it without a cluster."
-            )
-        target = as_target(text, network.box.as_dict())
-        request = ProofRequest(
-            cells=MAX_CELLS,
-            eps=network.eps or BESIDE_THEOREM * (claim.bound or 0.0),
-            observed=claim.observed or 0.0,
-            truncation=network.truncation,
-        )
-        if not LEAVES.accepts(network.program, target, request) or network.num_anchors > MAX_PROVED_ANCHORS:
-            raise InputError(
-                "shards prove networks of one attention layer by Taylor leaves, in up to three variables. Prove this "
-                "one in one piece: compile it without a cluster."
-            )
+        if reason := why_not_in_shards(network):
+            raise InputError(reason)
+        target, request = _target_of(network), _request_of(network)
         digests = (
             hashlib.sha256(read_bytes(os.path.join(folder, name), limit)).hexdigest()
             for name, limit in ((WEIGHTS, MAX_TENSOR_BYTES), (CONFIG, MAX_JSON_BYTES))
@@ -120,7 +107,35 @@ class ShardTask:
         worst, leaves = max(shards, key=lambda shard: shard.bound), ShardedLeaves(tuple(shards))
         complete = worst.bound <= max(self.request.eps, (1 + self.request.tolerance) * self.request.observed)
         proof = Proof(worst.bound, worst.terms, Leaves(leaves, leaves.bounds), complete)
-        return proved_by(self.network, proof, self.target)
+        found = proved_by(self.network, proof, self.target)
+        return found._with_certificate(dataclasses.replace(found.certificate, standing=Standing.STATED))
+
+
+def why_not_in_shards(network: Network) -> str | None:
+    """Return why a network is not proved in shards, or None if it is."""
+    claim = network.certificate
+    if network.expression is None and network.definitions is None:
+        return "shards prove networks for expressions: tables and code are proved in one piece"
+    if claim.norm != "inf" or not network.box.is_bounded:
+        return "shards prove the largest error on a bounded box: other norms and boxes are proved in one piece"
+    is_large = network.num_anchors > MAX_PROVED_ANCHORS
+    if is_large or not LEAVES.accepts(network.program, _target_of(network), _request_of(network)):
+        return "shards prove networks of one attention layer in up to three variables: others are proved in one piece"
+    return None
+
+
+def _target_of(network: Network) -> Target:
+    return as_target(network.expression or network.definitions or "", network.box.as_dict())
+
+
+def _request_of(network: Network) -> ProofRequest:
+    claim = network.certificate
+    return ProofRequest(
+        cells=MAX_CELLS,
+        eps=network.eps or BESIDE_THEOREM * (claim.bound or 0.0),
+        observed=claim.observed or 0.0,
+        truncation=network.truncation,
+    )
 
 
 def prove_shard(source: str | dict[str, bytes], k: int, n: int) -> bytes:
@@ -190,6 +205,32 @@ def prove_all(
         if progress is not None:
             progress("proving", len(done) / n)
     return task.merged([task.stored(place, k, n) for k in range(1, n + 1)])
+
+
+def proved_on(cluster: str, network: Network, place: Path, n: int, progress: Progress | None) -> Network:
+    """Return a new network with a certificate of n shards, which are kept in the folder `place` until all are proved.
+
+    Call it again after an interruption: the same network has the same shards. The shards are then deleted.
+    """
+    make_folder(place)
+    folder = place / "net"
+    network.save(folder)
+    found = prove_all(folder, place, n, cluster, progress=progress)
+    claim = found.certificate
+    if claim.bound is None or claim.bound > (network.eps or math.inf):
+        raise BoundNotMet(
+            f"the shards prove the bound {claim.bound:.3g}, above eps={network.eps:g}. The best network is in "
+            f"{folder}: choose a larger eps, or another construction.",
+            eps=network.eps or 0.0,
+            bound=claim.bound,
+            network=found,
+        )
+    for path in (*shard_files(place), *folder.iterdir()):
+        path.unlink()
+    folder.rmdir()
+    with contextlib.suppress(OSError):  # it holds files of somebody else
+        place.rmdir()
+    return dataclasses.replace(found, command=network.command)
 
 
 def make_folder(place: str | os.PathLike[str]) -> None:

@@ -90,13 +90,24 @@ def verify(
 
 
 def checker_command(
-    folder: str, processes: int | None, seconds: float | None, memory: int | None, *, as_json: bool
+    folder: str,
+    processes: int | None,
+    seconds: float | None,
+    memory: int | None,
+    *,
+    as_json: bool,
+    shard: tuple[int, int] | None = None,
+    merge: bool = False,
 ) -> list[str]:
     """Return the command of the checker for a folder. It ends with this process, even if this process is killed.
 
     With -P Python imports nothing from the current folder, where a stranger's files may be.
     """
     options = ["--json"] if as_json else []
+    if shard is not None:
+        options += ["--shard", f"{shard[0]}/{shard[1]}"]
+    if merge:
+        options += ["--merge"]
     for name, given in (("processes", processes), ("seconds", seconds), ("memory", memory)):
         if given is not None:
             number = positive_number(name, given) if name == "seconds" else whole_number(name, given, 1)

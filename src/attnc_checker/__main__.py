@@ -11,17 +11,19 @@ import dataclasses
 import json
 import multiprocessing
 import os
+import re
 import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from decimal import ROUND_CEILING
 
-from attnc_checker.checking import Verdict, certificates, check
+from attnc_checker.checking import OF_SHARD, RE_PROVED, Verdict, certificates, check, check_shard, merge
 from attnc_checker.claims import rounded
 from attnc_checker.limits import ALLOW_MORE, end_with, limit_memory
 from attnc_checker.proving import Job, Proof
 
+SHARD = re.compile(r"([0-9]{1,6})/([0-9]{1,6})")
 SECONDS = 600
 """The default limit on the time of a check. The slowest honest certificate that is known, of sin(x) on ±1e6, takes
 270 s on two cores."""
@@ -79,6 +81,8 @@ def _read_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=SECONDS, help=f"limit on the time (default: {SECONDS})")
     memory = f"limit on the memory of all processes together, in MB (default: {MEGABYTES} for each)"
     parser.add_argument("--memory", type=int, default=None, help=memory)
+    parser.add_argument("--shard", default=None, metavar="K/N", help="prove only shard K of N, and write its verdict")
+    parser.add_argument("--merge", action="store_true", help="decide by the verdicts of all shards, and a sample")
     parser.add_argument(
         "--parent", type=int, default=None, help="end when the process of this number, the parent, ends"
     )
@@ -87,6 +91,13 @@ def _read_arguments(arguments: list[str] | None) -> argparse.Namespace:
         parser.error(f"--processes is {chosen.processes}, and must be 1 or more")
     if not chosen.seconds > 0:
         parser.error(f"--seconds is {chosen.seconds:g}, and must be above 0")
+    if chosen.shard is not None:
+        found = SHARD.fullmatch(chosen.shard)
+        if found is None or not 1 <= int(found[1]) <= int(found[2]):
+            parser.error(f"--shard is {chosen.shard!r:.40}, and must be K/N with 1 ≤ K ≤ N")
+        if chosen.merge:
+            parser.error("--shard proves one shard, and --merge decides about all: give one of them")
+        chosen.shard = int(found[1]), int(found[2])
     if chosen.memory is not None and chosen.memory < 1:
         parser.error(f"--memory is {chosen.memory}, and must be 1 or more")
     return chosen
@@ -94,10 +105,16 @@ def _read_arguments(arguments: list[str] | None) -> argparse.Namespace:
 
 def _check(chosen: argparse.Namespace) -> int:
     show, end = _progress if sys.stderr.isatty() else None, time.monotonic() + chosen.seconds
-    verdicts = [
-        check(chosen.net, chosen.processes, show, name, max(0.0, end - time.monotonic()))
-        for name in certificates(chosen.net)
-    ]
+    if chosen.shard is not None:
+        k, n = chosen.shard
+        verdicts = check_shard(chosen.net, k, n, chosen.processes, show, chosen.seconds)
+    elif chosen.merge:
+        verdicts = merge(chosen.net, chosen.seconds)
+    else:
+        verdicts = [
+            check(chosen.net, chosen.processes, show, name, max(0.0, end - time.monotonic()))
+            for name in certificates(chosen.net)
+        ]
     if show:
         print("\r" + " " * 40 + "\r", end="", file=sys.stderr, flush=True)
     _tell(verdicts, chosen.json)
@@ -119,7 +136,9 @@ def _tell(verdicts: Sequence[Verdict], as_json: bool) -> None:
 
 
 def _tell_one(verdict: Verdict) -> None:
-    if verdict.bound is not None and verdict.proved:
+    if verdict.proved and verdict.reason.startswith(OF_SHARD):
+        print(f"{verdict.reason} ({verdict.reproved:.6g} found here, {verdict.seconds:.1f} s)")
+    elif verdict.bound is not None and verdict.proved:
         bound = rounded(verdict.bound, 6, ROUND_CEILING)
         print(f"re-proved: the error is at most {bound} {verdict.scope}, in {verdict.dtype} ", end="")
         leaves = "1 leaf" if verdict.leaves == 1 else f"{verdict.leaves:,} leaves"
@@ -129,6 +148,8 @@ def _tell_one(verdict: Verdict) -> None:
             print(f"re-proved: the error of every partial derivative is at most {gradient}", end="")
             bands = " or ".join(f"[{lo:.6g}, {hi:.6g}]" for lo, hi in verdict.excluded)
             print(f", except in {bands}" if bands else "")
+        if verdict.reason != RE_PROVED:
+            print(f"  {verdict.reason}")
         print(*(f"  assumed: {text}" for text in verdict.assumptions), sep="\n")
     else:
         found = "error" if verdict.exit_code == 2 else "not re-proved" if verdict.decided else "not decided"

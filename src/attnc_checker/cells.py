@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from attnc_checker.files import BadFile, Refused, require, typed
@@ -59,13 +59,20 @@ def _leaf(entry: object, d: int, kinds: Collection[str]) -> Leaf:
     require(kind in kinds, f"{leaf} is of an unknown kind")
     num_numbers = 1 + d + (kind == TAYLOR)
     require(len(numbers) == num_numbers, f"{leaf} does not have the numbers of a cell in {d} variable(s)")
-    order, highest = numbers.pop(0) if kind == TAYLOR else 1, MAX_ORDERS[min(d, len(MAX_ORDERS)) - 1]
-    require(1 <= order <= highest, f"{leaf} has an order that is not between 1 and {highest}")
-    num_products = math.comb(2 * d + order + 1, order + 1)
-    require(num_products <= MAX_PRODUCTS, f"{leaf} has too high an order for {d} variables")
+    order = numbers.pop(0) if kind == TAYLOR else 1
     level, *index = numbers
+    return checked_leaf(kind, order, level, index, d)
+
+
+def checked_leaf(kind: str, order: int, level: int, index: Sequence[int], d: int) -> Leaf:
+    """Return a leaf on a cell. Refuse one whose order, level or index is out of range."""
+    highest = MAX_ORDERS[min(d, len(MAX_ORDERS)) - 1]
     in_range = 0 <= level <= MAX_LEVEL and all(0 <= i < 2**level for i in index)
-    require(in_range, f"{leaf} is out of range")
+    if not (1 <= order <= highest and in_range and math.comb(2 * d + order + 1, order + 1) <= MAX_PRODUCTS):
+        leaf = f"the leaf {[kind, order, level, *index]!r:.60}"
+        require(1 <= order <= highest, f"{leaf} has an order that is not between 1 and {highest}")
+        require(in_range, f"{leaf} is out of range")
+        raise Refused(f"{leaf} has too high an order for {d} variables")
     return Leaf(kind, order, (level, tuple(index)))
 
 
@@ -78,8 +85,22 @@ def _require_cover(cells: list[Cell], d: int) -> None:
     finest = max(at, default=0)
     volume, whole = sum(len(at[level]) << d * (finest - level) for level in at), 1 << d * finest
     require(volume >= whole, f"the leaves do not cover the box: they fill {volume} of its {whole} parts")
-    for level in range(finest, 0, -1):
+    _join(at, d, finest, 0, "the leaves do not divide the box")
+
+
+def require_divided(cells: list[Cell], d: int, top: int, problem: str) -> set[tuple[int, ...]]:
+    """Return the cells of the level `top` that these cells divide. Refuse if they leave a part out, or overlap."""
+    at = defaultdict[int, set[tuple[int, ...]]](set)
+    for level, index in cells:
+        at[level].add(index)
+    require(sum(map(len, at.values())) == len(cells), f"{problem}: a cell is stated twice")
+    _join(at, d, max(at), top, problem)
+    return at[top]
+
+
+def _join(at: dict[int, set[tuple[int, ...]]], d: int, finest: int, top: int, problem: str) -> None:
+    for level in range(finest, top, -1):
         joined = {tuple(i >> 1 for i in index) for index in at[level]}
         is_divided = len(at[level]) == len(joined) << d and at[level - 1].isdisjoint(joined)
-        require(is_divided, "the leaves do not divide the box: a cell lies within another")
+        require(is_divided, f"{problem}: a cell lies within another, or parts of a cell are missing")
         at[level - 1] |= joined

@@ -18,10 +18,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing import active_children
 from pathlib import Path
+from typing import Any
 
 from flint import arb, ctx
 
-from attnc_checker.claims import AtPoints, ByLeaves, Claim, read_claim
+from attnc_checker.claims import AtPoints, ByLeaves, Claim, ReadShards, read_claim
 from attnc_checker.deep.chains import Chain, Links
 from attnc_checker.deep.claims import Stages
 from attnc_checker.deep.composition import staged_walk
@@ -51,8 +52,10 @@ from attnc_checker.partitions import Keys, Partition
 from attnc_checker.program import FLOATS, Program
 from attnc_checker.proving import AT_ONCE, Job, Proof
 from attnc_checker.rounding import Arithmetic
+from attnc_checker.shards import read_shards
 from attnc_checker.stock import StockProgram, is_stock, require_kind
 from attnc_checker.tables import by_rows, constants
+from attnc_checker.verdicts import blocks, found_in, hashes, range_of, read_all, sampled, statement, write
 
 MAIN, CERTIFICATE = "certificate.json", re.compile(r"certificate\.[A-Za-z0-9_-]+\.json")
 PRECISION = 128
@@ -63,6 +66,8 @@ ENGINE = "{dtype} evaluation in IEEE 754 arithmetic rounded to nearest: layer by
 BLOCKS = "sums over up to 4096 keys not in any order but in blocks: of 8 terms each, then of 8 of these sums, and so on"
 TRUNCATION = "if the engine leaves out keys that are far behind, that moves no output by more than {truncation:.3g}"
 EXPONENTIAL = "weights within {ulps} ulp in the engine, for exact scores"
+RE_PROVED, OF_SHARD = "every leaf is re-proved", "the leaves of shard"
+"""The reason of a full check, and the first words of that of a shard."""
 BESIDE = {MAIN, "config.json", "model.safetensors", "README.md", "LICENSE", ".gitattributes", "verdicts"}
 """The names that may be in the folder of a stock checkpoint. Others, such as adapters, may change the network."""
 STOCK = (
@@ -195,7 +200,152 @@ def check(
     >>> verdict.proved, verdict.reproved <= verdict.bound <= 1e-3
     (True, True)
     """
-    limit, where = Limit(seconds), os.path.join(path, name) if name != MAIN else os.fspath(path)
+    cores, limit = processes or _cores(), Limit(seconds)
+    return _decided(
+        path,
+        name,
+        limit,
+        "every leaf is re-proved",
+        lambda proof, stored: _prove(proof, stored, cores, progress, limit),
+    )
+
+
+def check_shard(
+    path: str | os.PathLike[str],
+    k: int,
+    n: int,
+    processes: int | None = None,
+    progress: Progress | None = None,
+    seconds: float = math.inf,
+) -> list[Verdict]:
+    """Prove shard k of n of the leaves of all certificates. If all are proved, write verdicts/k-of-n.json.
+
+    Parameters
+    ----------
+    path : path
+        The folder of a saved network.
+    k, n : int
+        The number of the shard, from 1 to n, and the number of shards.
+    processes, progress, seconds
+        As for `check`.
+
+    Returns
+    -------
+    list of Verdict
+        A verdict on the leaves of the shard for each certificate. Only `merge` decides about the claim.
+
+    Examples
+    --------
+    >>> import attnc, attnc_checker, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     attnc.compile("sin(x)", {"x": (-1, 1)}, eps=1e-3).save(f"{folder}/net")
+    ...     shards = [attnc_checker.check_shard(f"{folder}/net", k, 2, processes=1) for k in (1, 2)]
+    ...     attnc_checker.merge(f"{folder}/net")[0].proved
+    True
+    """
+    cores, limit, claims = processes or _cores(), Limit(seconds), dict[str, Any]()
+
+    def decide(name: str) -> Verdict:
+        files = dict[str, str]()
+
+        def conclude(proof: Proof, stored: Stored) -> float:
+            files.update(hashes(Path(path), name))
+            every = blocks(proof.jobs)
+            first, after = range_of(len(every), k, n)
+            own = [job for block in every[first:after] for job in block]
+            found = _proved_bounds(proof, own, stored, min(cores, 1 + (after - first)), progress, limit)
+            claims[name] = {**files, "leaves": len(proof.jobs), "blocks": [first, after], "found": found}
+            return max(found, default=0.0)
+
+        reason = f"{OF_SHARD} {k} of {n} are re-proved; --merge decides about all"
+        verdict = _decided(path, name, limit, reason, conclude)
+        if verdict.proved and files != hashes(Path(path), name):
+            return replace(verdict, proved=False, exit_code=1, reason="a file changed while it was checked")
+        return verdict
+
+    verdicts = [decide(name) for name in certificates(path)]
+    if all(verdict.proved for verdict in verdicts):
+        try:
+            write(Path(path), statement(k, n, claims))
+        except BadFile as error:
+            verdicts = [
+                replace(verdict, proved=False, exit_code=error.exit_code, reason=str(error)) for verdict in verdicts
+            ]
+    return verdicts
+
+
+def merge(path: str | os.PathLike[str], seconds: float = math.inf) -> list[Verdict]:
+    """Decide about all certificates by the verdict files of their shards, and re-prove a random sample of leaves.
+
+    Parameters
+    ----------
+    path : path
+        The folder of a saved network, with a file in verdicts/ for each shard.
+    seconds : float
+        As for `check`.
+
+    Returns
+    -------
+    list of Verdict
+        A verdict for each certificate. Its `reason` tells that most leaves stand on the word of the files' makers.
+
+    Examples
+    --------
+    >>> import attnc_checker
+    >>> attnc_checker.merge("no-such-folder")[0].exit_code
+    2
+    """
+    limit, folder, told = Limit(seconds), Path(path), dict[str, str]()
+
+    def decide(name: str) -> Verdict:
+        def conclude(proof: Proof, stored: Stored) -> float:
+            files, found = hashes(folder, name), list[float]()
+            stated = read_all(folder)
+            for data in stated:
+                found += found_in(data, name, folder, proof, files)
+            require(len(found) == len(proof.jobs), f"only {len(found)} of {len(proof.jobs)} leaves have bounds")
+            again, count = sampled(proof, found), len(proof.jobs)
+            told[name] = (
+                f"by {len(stated):,} verdict files, the claims of their makers; {again:,} of {count:,} leaves or "
+                "blocks, chosen at random, were proved again here"
+            )
+            return proof.conclude(found)
+
+        verdict = _decided(path, name, limit, "", conclude)
+        return replace(verdict, reason=told[name]) if verdict.proved else verdict
+
+    return [decide(name) for name in certificates(path)]
+
+
+def _proved_bounds(
+    proof: Proof, jobs: list[Job], stored: Stored, processes: int, progress: Progress | None, limit: Limit
+) -> list[float]:
+    """Prove the jobs of a shard block by block, and return the bounds in their order."""
+    found, begun, results = dict[Job, float](), time.monotonic(), list[float]()
+    if progress:
+        progress(proof, jobs, found)
+    try:
+        for error in _results(proof, jobs, stored, processes, limit, are_blocks=True):
+            found[jobs[len(results)]] = error
+            results.append(error)
+            limit.look(begun, len(results), len(jobs), ROUNDS * AT_ONCE * processes)
+            if progress:
+                progress(proof, jobs, found)
+    except TimeoutError:
+        limit.look(begun, len(results), len(jobs), ROUNDS * AT_ONCE * processes, is_over=True)
+    require(len(results) == len(jobs), f"only {len(results)} of {len(jobs)} leaves were checked")
+    return results
+
+
+def _decided(
+    path: str | os.PathLike[str],
+    name: str,
+    limit: Limit,
+    reason: str,
+    conclude: Callable[[Proof, Stored], float],
+) -> Verdict:
+    """Read a certificate, and return the verdict on the bound that `conclude` finds, or on its refusal."""
+    where = os.path.join(path, name) if name != MAIN else os.fspath(path)
     verdict = Verdict(where, proved=False, reason="", exit_code=1, seconds=0.0)
     try:
         with precision():
@@ -208,8 +358,8 @@ def check(
                 verdict = replace(verdict, gradient_bound=stated.bound, excluded=stated.excluded)
             proof = proof_of(*stored)
             verdict = replace(verdict, scope=proof.scope, leaves=proof.num_leaves or len(proof.jobs))
-            found = _prove(proof, stored, processes or _cores(), progress, limit)
-            verdict = replace(verdict, proved=True, reason="every leaf is re-proved", exit_code=0, reproved=found)
+            found = conclude(proof, stored)
+            verdict = replace(verdict, proved=True, reason=reason, exit_code=0, reproved=found)
     except (BadFile, Refused) as error:
         verdict = replace(verdict, reason=str(error), exit_code=error.exit_code)
     except Undecided as error:
@@ -259,7 +409,7 @@ def read(folder: Path, name: str = MAIN) -> Stored:
     listed = typed(config.get("certificates"), tuple[str, ...], "certificates in config.json")
     known = all(each == MAIN or CERTIFICATE.fullmatch(each) for each in listed)
     require(known, f"config.json lists certificates that are not named {MAIN} or certificate.DTYPE.json", BadFile)
-    claim = _claim_about(certificate, weights)
+    claim = _claim_about(certificate, weights, lambda data, d: read_shards(folder, name, data, d))
     if config.get("variables") != list(claim.variables) or config.get("expression") != claim.expression:
         raise Refused(f"config.json and {name} differ in the variables or the expression")
     require(config.get("box") == certificate["box"], f"config.json and {name} differ in the box")
@@ -272,8 +422,8 @@ def read(folder: Path, name: str = MAIN) -> Stored:
     return claim, {**structure, "dtype": claim.dtype}, rounded
 
 
-def _claim_about(certificate: Object, weights: bytes) -> Claim:
-    claim, digest = read_claim(certificate), hashlib.sha256(weights).hexdigest()
+def _claim_about(certificate: Object, weights: bytes, shards: ReadShards | None = None) -> Claim:
+    claim, digest = read_claim(certificate, shards), hashlib.sha256(weights).hexdigest()
     if certificate["weights_sha256"] != digest:
         raise Refused(f"the certificate belongs to other weights: model.safetensors has SHA-256 {digest}")
     return claim
@@ -357,15 +507,21 @@ def _spread(jobs: list[Job]) -> list[Job]:
     return [*itertools.chain(*groups)]
 
 
-def _results(proof: Proof, jobs: list[Job], stored: Stored, processes: int, limit: Limit) -> Iterator[float]:
-    if processes == 1:
+def _results(
+    proof: Proof, jobs: list[Job], stored: Stored, processes: int, limit: Limit, *, are_blocks: bool = False
+) -> Iterator[float]:
+    count = AT_ONCE if are_blocks else min(AT_ONCE, proof.at_once)
+    work = _work_block if are_blocks else _work
+    if processes == 1 and are_blocks:
+        for i in range(0, len(jobs), count):
+            yield from proof.prove_block(jobs[i : i + count])
+    elif processes == 1:
         yield from map(proof.prove, jobs)
     else:
         _own[:] = [proof]  # forked processes inherit it
         try:
             with _pool(processes, stored) as pool:
-                count = min(AT_ONCE, proof.at_once)
-                turns = [pool.submit(_work, jobs[i : i + count]) for i in range(0, len(jobs), count)]
+                turns = [pool.submit(work, jobs[i : i + count]) for i in range(0, len(jobs), count)]
                 for turn in turns:
                     yield from turn.result(limit.left())
         except RuntimeError as error:
@@ -405,6 +561,10 @@ def _start(parent: int, claim: Claim, structure: object, tensors: dict[str, Tens
 
 def _work(jobs: list[Job]) -> list[float]:
     return [*map(_own[0].prove, jobs)]
+
+
+def _work_block(jobs: list[Job]) -> list[float]:
+    return _own[0].prove_block(jobs)
 
 
 @contextmanager

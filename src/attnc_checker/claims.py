@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from typing import Any, NamedTuple
@@ -23,13 +24,15 @@ MOST_EXCLUDED = 1 / 16
 NORM = re.compile(r"[0-9]{1,3}(\.[0-9]{1,17})?")
 
 Rows = tuple[tuple[float, ...], ...]
+ReadShards = Callable[[Object, int], Sequence[Leaf]]
+"""Reads the leaves of the shards that a certificate lists, from the certificate and the number of its variables."""
 
 
 @dataclass(frozen=True)
 class ByLeaves:
     """Leaves that cover the box. `bounds` has a bound for each leaf, which only L_p norms need."""
 
-    leaves: tuple[Leaf, ...]
+    leaves: Sequence[Leaf]
     bounds: tuple[float, ...] | None
     cuts: Rows | None  # the points, for each variable, at which enclosure leaves are cut further
     gap: float | None  # in enclosure leaves, rows whose scores are behind by more than this are left out
@@ -111,7 +114,7 @@ def rounded(x: float, digits: int, direction: str) -> str:
     return f"{float(Context(prec=digits, rounding=direction).create_decimal(repr(x))):.{digits}g}"
 
 
-def read_claim(data: Object) -> Claim:
+def read_claim(data: Object, shards: ReadShards | None = None) -> Claim:
     for name in NEEDED.split():
         field(data, name, Any)
     if data["format"] != "attnc.certificate/1":
@@ -137,7 +140,7 @@ def read_claim(data: Object) -> Claim:
         require(method == BY_LEAVES and not sides, f"the norm {norm!r:.40} is for leaves of a bounded box")
         is_known = isinstance(norm, str) and bool(NORM.fullmatch(norm)) and float(norm) >= 1
         require(is_known, f"the norm is {norm!r:.40}: neither 'inf' nor a number from 1 on")
-    evidence = _evidence(data, method, tuple(box), ends, sides)
+    evidence = _evidence(data, method, tuple(box), ends, sides, shards)
     expression = field(data, "expression", str | None)
     claim = Claim(expression, tuple(box), ends, sides, bound, data["dtype"], truncation, str(norm), evidence)
     claim = replace(claim, gradient=_gradient(data, claim))
@@ -197,8 +200,18 @@ def _beyond(data: Object, claim: Claim) -> Beyond | None:
 
 
 def _evidence(
-    data: Object, method: str, variables: tuple[str, ...], ends: tuple[Ends, ...], sides: frozenset[int]
+    data: Object,
+    method: str,
+    variables: tuple[str, ...],
+    ends: tuple[Ends, ...],
+    sides: frozenset[int],
+    shards: ReadShards | None,
 ) -> ByLeaves | Stages | AtPoints:
+    if "shards" in data:
+        is_plain = method == BY_LEAVES and not sides and data["norm"] == LARGEST_ERROR and shards is not None
+        require(is_plain, "shards are for leaves of a bounded box, the largest error, and a folder of attnc")
+        assert shards is not None
+        return ByLeaves(shards(data, len(ends)), None, None, None, ends)
     if method == BY_LEAVES:
         leaves = read_leaves(data["leaves"], len(ends), sides)
         are_alike = len({leaf.kind == ENCLOSURE for leaf in leaves}) == 1

@@ -22,6 +22,10 @@ class Integral(Subject):
 
     p: arb
 
+    def allows(self, n: int, found: float) -> bool:
+        """Return whether this is a bound on an integral. Their sum is compared with the claim."""
+        return 0 <= found < math.inf
+
     def found(self, n: int) -> float:
         """Bound ∫|f − network|^p over the leaf, in units of bound^p, since powers of small bounds would underflow."""
         leaf = self.leaves[n]

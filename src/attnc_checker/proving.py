@@ -86,6 +86,10 @@ class Subject:
             self.narrowed[cell] = (self.near(above) if level else self.prover).within(self.box(cell))
         return self.narrowed[cell]
 
+    def allows(self, n: int, found: float) -> bool:
+        """Return whether this bound on leaf n is within the one that the claim needs."""
+        return 0 <= found <= self.bounds[n]
+
     def found(self, n: int) -> float:
         """Return the bound that is found on leaf n."""
         return float(self.prove(self.leaves[n], self.bounds[n]))
@@ -146,6 +150,9 @@ class Larger:
     """Models on larger cells of one variable, which several leaves share. A bound on a part is a bound on the leaf."""
 
     def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
         self.failures, self.known = 0, dict[Cell, list[tuple[Poly, arb]] | None]()
 
     def bound(self, subject: Subject, leaf: Leaf, cell: Cell, bound: float) -> arb | None:
@@ -206,3 +213,9 @@ class Proof:
 
     def prove(self, job: Job) -> float:
         return self.subjects[job[0]].found(job[1])
+
+    def prove_block(self, jobs: Sequence[Job]) -> list[float]:
+        """Prove leaves that follow each other. The bounds do not depend on the leaves that were proved before."""
+        for subject in self.subjects:
+            subject.larger.forget()
+        return [*map(self.prove, jobs)]

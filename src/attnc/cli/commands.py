@@ -12,6 +12,7 @@ import typer
 from attnc.cli.children import run_child
 from attnc.cli.options import (
     Arithmetic,
+    Cluster,
     Command,
     Criterion,
     Decimal,
@@ -28,6 +29,7 @@ from attnc.cli.options import (
     Ranges,
     Saved,
     Seconds,
+    Shards,
     SkipMissing,
     Table,
     Verbose,
@@ -39,6 +41,7 @@ from attnc.cli.options import (
     read_counts,
     read_norm,
     read_point,
+    read_shard,
 )
 from attnc.cli.output import (
     Volume,
@@ -74,7 +77,7 @@ COMPILE_OPTIONS = (
     *("gradient_eps", "seconds"),
 )
 """The options of `attnc compile` that are passed to attnc.compile unchanged."""
-NOT_REPEATED = (None, "expression", "json_output", "plot", "force", "help")
+NOT_REPEATED = (None, "expression", "json_output", "plot", "force", "help", "cluster", "shards", "no_proof")
 """The parameters of `attnc compile` that do not change the network. The stored command leaves them out."""
 PLAN_FIELDS = ("name", "anchors", "heads", "layers", "parameters", "multiply_adds", "error", "why_not")
 MAX_TEXT_BYTES = 2**20
@@ -170,6 +173,11 @@ def compile_command(
         int | None, optional("Refuse to build a network of more bytes than this.", metavar="N")
     ] = None,
     seconds: Seconds = None,
+    no_proof: Annotated[
+        bool, typer.Option("--no-proof", help="Leave the proof to `attnc prove`: only the error at samples is found.")
+    ] = False,
+    cluster: Cluster = None,
+    shards: Shards = None,
     out: Annotated[Path | None, optional("Save the network as this folder.", metavar="NET")] = None,
     force: Force = False,
     plot: Annotated[
@@ -181,6 +189,8 @@ def compile_command(
     from attnc import compile as compile_network
     from attnc.exports.directory import NETWORK
     from attnc.model_card import summary
+    from attnc.scheduling import require_cluster
+    from attnc.sharding import NUM_SHARDS, proved_on, why_not_in_shards
 
     reading = TableReading(decimal, skip_missing, duplicates, tolerance=DEFAULT_EPS if eps is None else eps)
     source, ranges = read_source(expression, box or [], csv, inputs, output, reading)
@@ -194,15 +204,32 @@ def compile_command(
     options = {name: given[name] for name in COMPILE_OPTIONS if given[name] is not None} | {"norm": read_norm(norm)}
     if points_per_axis is not None:
         options["points_per_axis"] = read_counts(points_per_axis)
+    if cluster is None and shards is not None:
+        raise InputError("--shards is for --cluster, which proves all shards")
+    in_one_piece = None
+    if cluster is not None:
+        if out is None:
+            raise InputError("--cluster needs --out: shards are kept beside this folder until all are proved")
+        require_cluster(cluster)
     with progress_bar("compiling") as progress:
         command = command_line(expression, given)
+        options["proof"] = not no_proof and cluster is None
         network = compile_network(source, box=ranges, progress=progress, command=command, **options)
+        if cluster is not None and out is not None:
+            if (in_one_piece := why_not_in_shards(network)) is not None:
+                network = compile_network(
+                    source, box=ranges, progress=progress, command=command, **options | {"proof": True}
+                )
+            else:
+                network = proved_on(cluster, network, Path(f"{out}.proof"), shards or NUM_SHARDS, progress)
         if out is not None:
             progress("saving", 0.0)
             network.save(out)
         if plot is not None:
             progress("drawing", 0.0)
             _draw(network, plot, source)
+    if in_one_piece is not None:
+        note(f"{in_one_piece}, so the cluster was not used")
     written = [(name, str(path)) for name, path in (("saved", out), ("picture", plot)) if path is not None]
     if json_output:
         files = {"out": None if out is None else str(out), "plot": None if plot is None else str(plot)}
@@ -502,6 +529,13 @@ def verify_command(
         int | None,
         optional("The memory limit of all processes together, in MB. By default, 1000 for each.", metavar="MB"),
     ] = None,
+    shard: Annotated[
+        str | None,
+        optional("Prove only shard K of N, and write its verdict into NET/verdicts.", metavar="K/N"),
+    ] = None,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Decide by the verdicts of all shards, and prove a sample of them again.")
+    ] = False,
     json_output: Json = False,
 ) -> None:
     """Re-prove the bound of a saved network with a separate program, which shares no code with this one.
@@ -514,14 +548,82 @@ def verify_command(
     from attnc.verifying import checker_command, fingerprints, remember
 
     refuse_in_context(str(net))
-    command = checker_command(require_folder(net), processes, seconds, memory, as_json=json_output)
+    part = None if shard is None else read_shard(shard)
+    if part is not None and merge:
+        raise InputError("--shard proves one shard, and --merge decides about all of them: give one of the two")
+    limits = (processes, seconds, memory)
+    command = checker_command(require_folder(net), *limits, as_json=json_output, shard=part, merge=merge)
     is_silent = volume() is Volume.QUIET and not json_output
     before = fingerprints(net)
     with step_lines("re-proving the bound in a separate process"):  # which shows its progress itself
         code = run_child(command, is_silent=is_silent)
-    if code == 0 and not remember(net, before):
+    is_whole = part is None and not merge
+    if code == 0 and is_whole and not remember(net, before):
         note("other commands will not show this: it cannot be recorded in the user's cache folder")
     raise typer.Exit(code)
+
+
+@app.command(
+    "prove",
+    cls=Command,
+    epilog="Examples:\n\nattnc prove net --cluster local\n\nattnc prove net --shard 3/64\n\nattnc prove net --merge",
+)
+def prove_command(
+    net: Saved,
+    shard: Annotated[str | None, optional("Prove only shard K of N, and write its file.", metavar="K/N")] = None,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Make the certificate of the network from the files of all shards.")
+    ] = False,
+    cluster: Cluster = None,
+    shards: Shards = None,
+    processes: Annotated[
+        int | None, optional("The number of processes on this machine. By default, one per core.", metavar="N")
+    ] = None,
+    out: Annotated[
+        Path | None, optional("The folder of the shards. By default, NET.proof beside the network.", metavar="DIR")
+    ] = None,
+    json_output: Json = False,
+) -> None:
+    """Prove the bound of a saved network in shards, each of which is a file.
+
+    Shards that are there already are kept, so the same command goes on after an interruption. A merge fails unless all
+    shards of one division are there and belong to the network. Then the network is saved with its certificate, and
+    `attnc verify` proves it again.
+    """
+    from attnc.exports.directory import refuse_in_context, require_folder
+    from attnc.model_card import summary
+    from attnc.sharding import NUM_SHARDS, merge_shards, prove_all, write_shard
+
+    refuse_in_context(str(net))
+    folder = require_folder(net)
+    place = Path(f"{folder.rstrip('/')}.proof") if out is None else out
+    if sum((shard is not None, merge, cluster is not None)) != 1:
+        raise InputError(
+            "give one of --shard K/N, for one shard, --merge, for their certificate, and --cluster, for all at once"
+        )
+    if cluster is None and (shards is not None or processes is not None):
+        raise InputError("--shards and --processes are for --cluster, which proves all shards")
+    if shard is not None:
+        with progress_bar("proving"):
+            path = write_shard(folder, place, *read_shard(shard))
+        if json_output:
+            print_json({"name": str(net), "shard": path})
+        else:
+            say(f"wrote {path}")
+        return
+    with progress_bar("proving") as progress:
+        if cluster is None:
+            network = merge_shards(folder, place)
+        else:
+            network = prove_all(folder, place, shards or NUM_SHARDS, cluster, processes, progress)
+        network.save(folder)
+    if json_output:
+        print_json(summary(network) | {"out": folder})
+    else:
+        print_parts(panel(network, [("saved", folder), ("shards", str(place))]))
+    if network.eps is not None and (network.certificate.bound or 0.0) > network.eps:
+        note(f"the bound {network.certificate.bound:.3g} is above the eps={network.eps:g} that was asked for")
+        raise typer.Exit(1)
 
 
 FORMATS = ("onnx", "hf")

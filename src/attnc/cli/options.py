@@ -19,6 +19,7 @@ from typer.core import TyperCommand, TyperGroup
 from attnc.cli.output import Volume, set_volume
 from attnc.constructions.construction import CRITERIA, SMOOTH
 from attnc.errors import ExpressionError, FileError, InputError
+from attnc.exports.directory import MAX_SHARDS
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 
 if TYPE_CHECKING:
@@ -84,7 +85,26 @@ MaxAnchors = Annotated[
 Seconds = Annotated[
     float | None, typer.Option(metavar="S", help="The time limit in seconds: 60 by default.", show_default=False)
 ]
+Cluster = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ADDRESS",
+        help="Prove in shards, in parallel: local is this machine, else the address of a dask.distributed scheduler.",
+        show_default=False,
+    ),
+]
+Shards = Annotated[
+    int | None, typer.Option(metavar="N", help="The number of shards: 64 by default.", show_default=False, min=1)
+]
 Force = Annotated[bool, typer.Option("--force", help="Replace the files that attnc saved in --out before.")]
+
+
+def read_shard(given: str) -> tuple[int, int]:
+    """Return the number of a shard and the number of shards, from a text such as 3/64."""
+    found = re.fullmatch(r"([0-9]{1,4})/([0-9]{1,4})", given, re.ASCII)
+    if found is None or not 1 <= int(found[1]) <= int(found[2]) <= MAX_SHARDS:
+        raise InputError(f"--shard {given!r:.40}: expected K/N with 1 ≤ K ≤ N ≤ {MAX_SHARDS:,}, such as 3/64")
+    return int(found[1]), int(found[2])
 
 
 def optional(description: str, *names: str, metavar: str | None = None) -> Any:
