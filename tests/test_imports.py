@@ -20,7 +20,7 @@ PACKAGE = SRC / "attnc"
 
 LEVELS = (
     {"errors"},
-    {"numerics", "opening"},
+    {"numerics", "opening", "scheduling"},
     {"functions"},
     {"ir"},
     {"targets"},
@@ -34,7 +34,7 @@ LEVELS = (
     {"comparing"},
     {"network"},
     {"loading", "planning", "refusing", "certifying"},
-    {"compiling"},
+    {"compiling", "sharding"},
     {"converting"},
     {"heads", "nn"},
     {"demo", "doctor", "cli", "__main__"},

@@ -428,6 +428,7 @@ class TableTarget(Target):
 
     @property
     def points(self) -> Float[np.ndarray, "points d"]:
+        """All points. Those of a grid are written out when they are first asked for."""
         if self._points is None:
             self._points = self.rows_at(np.arange(self.num_points))[0]
             self._points.flags.writeable = False
