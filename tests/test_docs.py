@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import html
+import importlib
 import importlib.util
+import itertools
 import json
 import re
 import runpy
@@ -15,7 +17,6 @@ from urllib.parse import unquote
 
 import pytest
 
-import attnc
 import attnc_checker
 from attnc import doctor
 from attnc.cli import main
@@ -139,15 +140,23 @@ def test_the_site_has_every_page_every_name_and_every_command(tmp_path: Path, mo
     for page in (page.relative_to(DOCS) for page in PAGES[1:]):
         assert (tmp_path / "site" / ("index.html" if page.name == "README.md" else page.with_suffix(".html"))).exists()
         assert f'"{page}"' in (DOCS / "zensical.toml").read_text(encoding="utf-8"), "not in the navigation"
-    api, commands = (
-        (tmp_path / "site/api.html").read_text("utf-8"),
-        (tmp_path / "site/commands.html").read_text("utf-8"),
-    )
-    for name in (name for name in attnc.__all__ if callable(getattr(attnc, name))):
-        assert f">{name}" in api
-    for name in ("compile", "plan", "eval", "info", "verify", "export", "convert", "icl", "lab run", "doctor", "demo"):
-        assert f">attnc {name}" in commands
+    api, commands = ((tmp_path / "site" / name).read_text("utf-8") for name in ("api.html", "commands.html"))
+    for module in itertools.chain.from_iterable(modules for _, modules, _ in website["GROUPS"].values()):
+        for name in importlib.import_module(module).__all__:
+            if callable(getattr(importlib.import_module(module), name)):
+                assert re.search(f"<code[^>]*>{name}<", api), f"{module}.{name}"
+    named = [" ".join(path) for path in website["command_names"]()]
+    assert {"attnc compile", "attnc serve", "attnc lab run", "attnc ground-truth make"} <= {*named}
+    worked = (DOCS / "command-line.md").read_text(encoding="utf-8")
+    for name in named:
+        assert f">{name}" in commands
+        assert name in worked, f"{name} is not shown at work"
     pages = {page: page.read_text("utf-8") for page in (tmp_path / "site").rglob("*.html")}
+    for source in PAGES[1:]:
+        page = source.relative_to(DOCS)
+        shown = pages[tmp_path / "site" / ("index.html" if page.name == "README.md" else page.with_suffix(".html"))]
+        written = len(re.findall(r"!\[", BLOCK.sub("", source.read_text(encoding="utf-8"))))
+        assert len(re.findall(r"<img\b", shown)) == written, f"{page}: a picture is not shown"
     names = {page: set(re.findall(r"""\bid=["']?([^"'\s>]+)""", text)) for page, text in pages.items()}
     for page, text in pages.items():
         assert not re.search(r"""<(script|img|link)[^>]*(src|href)=["']https?:""", text), (

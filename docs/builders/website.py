@@ -42,13 +42,14 @@ def _any(value: Any, name: str) -> bool:
     return True
 
 
+PLAYGROUND = ("attnc_playground",) if find_spec("starlette") else ()
 GROUPS = {
     "api-functions": ("Functions of attnc", ("attnc",), _is_function),
     "api-classes": ("Classes of attnc", ("attnc",), _is_class),
     "api-constructions": ("Constructions", ("attnc.constructions",), _any),
     "api-incontext": ("In context", ("attnc.incontext",), _any),
     "api-layers": ("Layers for torch", ("attnc.nn",) if find_spec("torch") else (), _any),
-    "api-tools": ("Tools", ("attnc.heads", "attnc.groundtruth", "attnc_lab", "attnc_checker"), _any),
+    "api-tools": ("Tools", ("attnc.heads", "attnc.groundtruth", "attnc_lab", "attnc_checker", *PLAYGROUND), _any),
 }
 """Page → its title, the modules whose `__all__` is public, and which of their names are on it."""
 API_ENTRY = '{ "API" = "api.md" }'
@@ -182,8 +183,8 @@ def _indented_as_code(text: str) -> str:
     return "\n".join([*lines, "```"] if is_code else lines)
 
 
-def commands_page() -> str:
-    """Return the page of all commands, as Markdown: their help texts."""
+def command_names() -> Iterator[tuple[str, ...]]:
+    """Yield the names of all commands, such as ("attnc", "lab", "run")."""
     import typer
 
     from attnc.cli import app
@@ -194,8 +195,13 @@ def commands_page() -> str:
             if not inner.hidden:
                 yield from walk(inner, (*path, name))
 
+    yield from walk(typer.main.get_command(app), ("attnc",))
+
+
+def commands_page() -> str:
+    """Return the page of all commands, as Markdown: their help texts."""
     parts = ["# Commands", "The help texts of all commands. [The command line](command-line.md) shows them at work."]
-    for path in walk(typer.main.get_command(app), ("attnc",)):
+    for path in command_names():
         parts += [f"## {' '.join(path)}", f"```text\n{_help_text(path[1:])}\n```"]
     return "\n\n".join(parts) + "\n"
 
