@@ -203,11 +203,11 @@ def _spread(axis: int) -> np.ndarray:
     return (0.5 + step * np.arange(CHECKED_POINTS)) % 1.0
 
 
-def planned(request: FunctionRequest) -> dict[str, Any]:
-    """Return the cost of each construction."""
+def planned(request: FunctionRequest, seconds: float) -> dict[str, Any]:
+    """Return the cost of each construction. A row whose cost was not found in time states that."""
     if request.eps is None:
         raise attnc.InputError("a plan needs eps, the largest error allowed")
-    rows = attnc.plan(request.expression, box_of(request), request.eps, norm=request.norm)
+    rows = attnc.plan(request.expression, box_of(request), request.eps, norm=request.norm, seconds=seconds)
     names = ("name", "anchors", "heads", "layers", "parameters", "multiply_adds", "error", "why_not")
     found = [{name: _finite(getattr(row, name)) for name in names} for row in rows]
     of_papers = {"max_affine", "max_affine_cross", "two_layer", "attention_softmax"}
@@ -342,7 +342,7 @@ def run(request: Any, seconds: float, folder: Path) -> dict[str, Any] | File:
         case InContextRequest():
             return fitted(request)
         case FunctionRequest():
-            return planned(request)
+            return planned(request, seconds)
         case _:
             raise TypeError(f"no job takes a {type(request).__name__}")
 
@@ -365,7 +365,7 @@ def warm_up() -> None:
         lambda: compiled(CompileRequest("sin(x)", {"x": [-1.0, 1.0]}, 1e-3), 10.0),
         lambda: compiled(CompileRequest("x*y", {"x": [-1.0, 1.0], "y": [-1.0, 1.0]}, 1e-2), 10.0),
         lambda: compiled(CompileRequest("sin(x)", {"x": [-1.0, 1.0]}, 0.1, construction="max_affine"), 10.0),
-        lambda: planned(FunctionRequest("sin(x)", {"x": [-1.0, 1.0]}, 1e-2)),
+        lambda: planned(FunctionRequest("sin(x)", {"x": [-1.0, 1.0]}, 1e-2), 60.0),
         lambda: fitted(InContextRequest([[0.0, 0.0], [1.0, 1.0]])),
         lambda: fitted(InContextRequest([[0.0, 0.0], [1.0, 1.0]], model="kernel")),
     ]

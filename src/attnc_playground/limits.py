@@ -38,7 +38,7 @@ class Limits:
     cpu_seconds : int
         CPU time of a job.
     compile_seconds : float
-        Time that `attnc.compile` is given. It answers with a reason when it runs out.
+        Time that `attnc.compile` and `attnc.plan` are given. They answer with a reason when it runs out.
     memory : int
         Bytes that a job may add to the memory of an idle worker.
     cache : int

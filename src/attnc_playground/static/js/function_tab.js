@@ -10,7 +10,7 @@ import { joined } from './plot.js';
 import { PRESETS } from './presets.js';
 import { MEANING, signatures } from './signatures.js';
 import { FIRST, state } from './state.js';
-import { costCurve, showConstructions, showLedger } from './tables.js';
+import { costCurve, showConstructions, showLedger, showNoConstructions } from './tables.js';
 
 const TYPING = 180; // milliseconds without a key after which the function is compiled
 const COARSE = 37; // points per axis of a plane, and 151 of a line, at which the best β is sought
@@ -24,6 +24,7 @@ let pictures = null;
 let changed = () => {};
 let frames = 0;
 let recent = [];
+let compared = ''; // the request whose constructions are in the table
 
 const html = document.documentElement;
 
@@ -289,10 +290,17 @@ export async function compile() {
 }
 
 async function compare(request) {
-  const curve = costCurve(byId('cost'), request, (eps) => postJson('plan', { expression: request.expression, box: request.box, eps, norm: request.norm }, 'curve').catch(() => undefined));
+  const { expression, box, eps, norm } = request;
+  const asking = JSON.stringify({ expression, box, eps, norm });
+  if (asking !== compared) showNoConstructions('The constructions are being planned …');
+  compared = asking;
+  const curve = costCurve(byId('cost'), request, (other) => postJson('plan', { expression, box, eps: other, norm }, 'curve').catch(() => undefined));
   try {
-    const plan = await postJson('plan', { expression: request.expression, box: request.box, eps: request.eps, norm: request.norm }, 'plan');
-    if (!plan) return;
+    const plan = await postJson('plan', { expression, box, eps, norm }, 'plan');
+    if (!plan) {
+      if (compared === asking) showNoConstructions('The plan was stopped.');
+      return;
+    }
     listConstructions(plan.rows);
     const rows = showConstructions(plan.rows, network, (name) => {
       state.construction = name;
@@ -309,6 +317,9 @@ async function compare(request) {
     for (const proof of proofs) if (!(await proof())) return;
   } catch (error) {
     if (!(error instanceof ApiError)) throw error;
+    compared = '';
+    showNoConstructions(`There is no plan: ${error.message}`);
+    await curve();
   }
 }
 

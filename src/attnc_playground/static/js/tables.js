@@ -8,6 +8,11 @@ const PROVED_AT_ONCE = 4000; // the most keys of a construction that is built an
 const CURVE = [1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8];
 const DASHES = [null, '7 4', '2 3', '9 3 2 3', '4 2', '1 2'];
 
+/** Put a sentence in place of the constructions. */
+export function showNoConstructions(text) {
+  byId('constructions').tBodies[0].replaceChildren(make('tr', {}, make('td', { colspan: 8 }, text)));
+}
+
 /** Show the plan. Returns the rows whose bound can be proven: {name, canProve, prove(answer)}. */
 export function showConstructions(rows, network, choose) {
   const body = byId('constructions').tBodies[0];
@@ -79,10 +84,15 @@ export function costCurve(place, request, plan) {
       }
       if (found) add(eps, found.rows);
     }
-    plot.note.textContent = known.size ? 'Steps of ten. The papers need 1/ε keys; attnc needs a few more for each digit.' : 'No construction meets any of these errors.';
+    plot.note.textContent = known.size ? `ε falls in steps of ten. ${rises(known) ? 'The papers need 1/ε keys; attnc needs a few more for each digit.' : ''}` : 'No construction meets any of these errors.';
     plot.figure.dataset.complete = 'true';
     return true;
   };
+}
+
+// Whether a construction of the papers is among them whose keys grow with 1/ε. For a jump in the mean they need not.
+function rises(known) {
+  return [...known.values()].some(({ paper, points }) => paper && points.length > 2 && points.at(-1)[1] > 30 * points[0][1]);
 }
 
 function draw(known, eps) {
