@@ -202,12 +202,10 @@ class StageWalk:
                 )
             if channel.source is None:
                 raise ProgramError(f"{channel.name} is neither written by a head nor passed on unchanged")
-            name, size, error, passing = (
-                each[channel.source] for each in (state.names, state.sizes, state.errors, state.passing)
-            )
+            size, error, passing = (each[channel.source] for each in (state.sizes, state.errors, state.passing))
             if channel.passing:
                 error, passing = up(error + channel.passing), up(passing + channel.passing)
-            found[i] = name, size, error, passing
+            found[i] = state.names[channel.source], size, error, passing
         return found
 
     def _grouped(self, heads: Sequence[ClaimedHead]) -> list[list[ClaimedHead]]:
