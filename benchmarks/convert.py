@@ -26,7 +26,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import attnc
+from attnc.converting import kernels as kernels_of
 from attnc.converting.mlp import as_stages, composed_error
+from attnc.converting.modules import Keys, by_keys, by_keys_slope, in_blocks
 
 BATCH, TOKENS, ELEMENTS = 32, 32, 1_600_000
 WIDTHS = (64, 256, 1024)
@@ -44,7 +46,7 @@ KERNELS = {  # the module, and the goals of forward and backward
     "hardtanh": (nn.Hardtanh(), None, None),
     "ELU": (nn.ELU(), None, None),
 }
-SECTIONS = ("errors", "kernels", "blocks", "images", "minilm")
+SECTIONS = ("errors", "kernels", "without", "blocks", "images", "minilm")
 
 
 class Clock:
@@ -92,6 +94,8 @@ def main() -> None:
     print(f"{'':<40}{'original':>10}{'converted':>10}{'ratio':>8}  goal")
     if "kernels" in given.only:
         kernels(clock)
+    if "without" in given.only:
+        without_numba(clock)
     if "blocks" in given.only:
         blocks(clock)
     if "images" in given.only:
@@ -170,6 +174,39 @@ def kernels(clock: Clock) -> None:
             return lambda: torch.autograd.grad(y, leaf, ones)
 
         row(f"{name}, backward", clock(*(lambda each=each: gradient(each) for each in pair)), backward)
+
+
+def without_numba(clock: Clock) -> None:
+    """The time over torch's own kernel, as a share of that of a softmax over the keys."""
+    print("\nwithout numba: (converted − original)/(softmax over the keys − original), goal ≤ 0.5")
+    print(f"{'':<20}forward  backward")
+    x, is_available = 2 * torch.randn(ELEMENTS, generator=torch.Generator().manual_seed(0)), kernels_of.is_available
+    ones = torch.ones_like(x)
+    kernels_of.is_available = lambda: False  # type: ignore[assignment]
+    try:
+        for name, (module, _, _) in KERNELS.items():
+            converted, _ = attnc.convert(nn.Sequential(nn.Linear(1, 1), module), eps=1e-6)
+            gate = converted[1]
+            keys, is_product = gate.keys(x), gate.solved.is_product
+
+            def softmax(by_keys: Callable[..., Tensor], keys: Keys = keys, is_product: bool = is_product) -> Tensor:
+                return in_blocks(lambda x: by_keys(x, keys, is_product), x, len(keys[0]))
+
+            def gradient(each: nn.Module) -> Callable[[], object]:
+                leaf = x.detach().requires_grad_()
+                y = each(leaf)
+                return lambda: torch.autograd.grad(y, leaf, ones)
+
+            pair = [lambda each=each: lambda: each(x) for each in (module, gate)]
+            with torch.no_grad():
+                forward = clock(*pair, lambda: lambda: softmax(by_keys))
+            pair = [lambda each=each: gradient(each) for each in (module, gate)]
+            backward = clock(*pair, lambda: lambda: ones * softmax(by_keys_slope))
+            shares = [(times[1] - times[0]) / (times[2] - times[0]) for times in (forward, backward)]
+            verdict = "" if max(shares) <= 0.5 else "  missed"
+            print(f"{name:<20}{shares[0]:>7.2f}{shares[1]:>10.2f}{verdict}", flush=True)
+    finally:
+        kernels_of.is_available = is_available
 
 
 # --- blocks -----------------------------------------------------------------------------------------------------------

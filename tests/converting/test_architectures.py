@@ -27,6 +27,11 @@ T5 = {"vocab_size": 99, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 1, "
 STATES = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 1, "state_size": 4}
 DISENTANGLED = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 8}
 SCALAR = {"num_heads": 8, "head_dim": 8, "n_groups": 2, "chunk_size": 8}
+LATENT = {
+    **{"num_key_value_heads": 4, "q_lora_rank": 8, "kv_lora_rank": 8, "v_head_dim": 8, "moe_intermediate_size": 32},
+    **{"qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "first_k_dense_replace": 1},
+    **{"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
+}
 CASES = {
     "Bert": (SMALL, {"gelu", "tanh"}, set()),
     "DebertaV2": ({**SMALL, **DISENTANGLED}, {"gelu"}, set()),
@@ -34,6 +39,7 @@ CASES = {
     "Gemma2": (GROUPED, {"gelu_tanh", "tanh"}, set()),
     "Nemotron": ({**SMALL, "num_key_value_heads": 2}, {"relu"}, set()),
     "GptOss": (MIXTURE, {"clamp_max(hi=7)", "hardtanh(lo=-7, hi=7)", "sigmoid"}, set()),
+    "DeepseekV3": ({**GROUPED, **LATENT}, {"silu", "sigmoid"}, set()),  # its mask follows from the choice of experts
     "T5": ({**T5, "feed_forward_proj": "gated-gelu"}, {"gelu_tanh"}, set()),
     "Mamba2": ({**STATES, **SCALAR}, {"silu", "softplus(beta=1)", "relu"}, {"kernel exp"}),
     "Rwkv": (

@@ -46,14 +46,28 @@ WRITTEN = {
     "shifted softplus": lambda x: torch.log1p(x.exp()) - math.log(2),
     "logaddexp": lambda x: torch.logaddexp(x, torch.zeros_like(x)),
     "log sigmoid": lambda x: torch.log(torch.sigmoid(x)),
+    "sigmoid by e^x": lambda x: x.exp() / (1 + x.exp()) + x * torch.exp(x) / (torch.exp(x) + 1),
+    "tanh by e^x": lambda x: (torch.exp(x) - torch.exp(-x)) / (torch.exp(x) + torch.exp(-x)),
+    "tanh by e^-2x": lambda x: (1 - torch.exp(-2 * x)) / (1 + torch.exp(-2 * x)) + torch.sinh(x) / torch.cosh(x),
+    "log cosh": lambda x: torch.log(torch.cosh(x)),
+    "erfc": lambda x: 0.5 * x * torch.special.erfc(-x / math.sqrt(2)) + torch.erfc(x),
+    "ndtr": lambda x: x * torch.special.ndtr(x),
     "mish": lambda x: x * torch.tanh(torch.log1p(torch.exp(x))),
     "softsign": lambda x: x / (1 + x.abs()),
     "quick gelu": lambda x: x * torch.sigmoid(1.702 * x),
     "gelu tanh": lambda x: 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * torch.pow(x, 3)))),
     "prelu": lambda x: F.prelu(x, torch.tensor([0.25])),
     "clipped gate": lambda x: (x.clamp(-7, 7) + 1) * (x.clamp(max=7.0) * torch.sigmoid(1.702 * x.clamp(max=7.0))),
+    "entries set": lambda x: entries_set(2 * x + 1),
+    "entries masked in place": lambda x: (x * 1).masked_fill_(x < 0.5, 0.5),
     "in place": lambda x: x.clone().mul_(2).clamp_(min=0),
 }
+
+
+def entries_set(x):
+    x[x < 0] = 0
+    x[x > 1.5] = 1.5
+    return x
 
 
 class Block(nn.Module):
@@ -107,6 +121,9 @@ def test_expressions_that_jump_or_have_no_gate_are_not_taken_for_activations():
     assert matched(("div", X, ("sqrt", ("add", number(1.0), ("power", X, 2))))) is None
     assert matched(("exp", X)) is None
     assert matched(("add", X, number(1.0))) is None
+    assert matched(("where", 3.0, -1.0, ("mul", number(3.0), X), number(1.0))) is None  # 1/3 is no number of the dtypes
+    exp = ("exp", ("mul", number(0.1), X))  # 0.1 is another number in float32
+    assert combined("div", exp, ("add", number(1.0), exp))[0] == "div"
     assert combined("add", ("step", 1.0, 0.0), X) is None
 
 

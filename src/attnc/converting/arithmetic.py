@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from attnc.targets.expressions.expression import Expression
 Tree = tuple[Any, ...]
 """An expression of one variable: a name and its arguments, ("add", ("x",), ("number", 1.0))."""
 X: Tree = ("x",)
+SIGMOID = KnownActivation("sigmoid")
 SOFTPLUS = KnownActivation("softplus", (("beta", 1.0),))
 DTYPES = ("float64", "float32")
 MAX_NODES = 200
@@ -92,7 +94,78 @@ def combined(name: str, u: Tree, v: Tree) -> Tree | None:
             return negated(v) if value_of(u) == 1 and steps[1] else None
         step, other = (u, v) if steps[0] else (v, u)
         return ("where", step[1], step[2], other, number(0.0))
+    if name == "div" and (found := _quotient_of_exponentials(u, v)) is not None:
+        return found
     return (name, u, v)
+
+
+def _exponentials(tree: Tree) -> dict[tuple[float, float], Fraction] | None:
+    """Return {(a, b): c} if the expression is a sum of terms c·e^{ax + b}, otherwise None.
+
+    All numbers must be the same in every dtype, so that sums and products of them are, too.
+    """
+    match tree:
+        case ("number", c):
+            return {(0.0, 0.0): Fraction(c)} if float(np.float32(c)) == c else None
+        case ("exp", u):
+            is_exact = all(float(np.float32(c)) == c for c in _numbers(u))
+            return {line: Fraction(1)} if is_exact and (line := affine(u)) is not None else None
+        case ("neg", u):
+            return None if (of := _exponentials(u)) is None else {line: -c for line, c in of.items()}
+        case ("add" | "sub" as name, u, v):
+            first, second = _exponentials(u), _exponentials(v)
+            if first is None or second is None:
+                return None
+            sign = 1 if name == "add" else -1
+            return {
+                line: first.get(line, Fraction(0)) + sign * second.get(line, Fraction(0))
+                for line in {**first, **second}
+            }
+        case ("mul" | "div" as name, u, v):
+            if name == "mul" and value_of(v) is None:
+                u, v = v, u
+            first, factor = _exponentials(u), _exponentials(v) if v[0] == "number" else None
+            if first is None or not factor or not all(factor.values()):
+                return None
+            ((_, by),) = factor.items()
+            return {line: c * by if name == "mul" else c / by for line, c in first.items()}
+    return None
+
+
+def _quotient_of_exponentials(u: Tree, v: Tree) -> Tree | None:
+    """(n·e^k + m·e^l)/(c·e^k + c·e^l) = (n + (m − n)σ(l − k))/c, as tanh is written with e^x and e^{−x}.
+
+    Numerators and denominators overflow far out, where the quotient has limits. A factor of the numerator is taken out
+    first. Only numbers without rounding are taken.
+    """
+    if u[0] == "mul" and value_of(u[1]) is None and value_of(u[2]) is None:
+        for factor, rest in ((u[1], u[2]), (u[2], u[1])):
+            if (found := _quotient_of_exponentials(rest, v)) is not None:
+                return ("mul", factor, found)
+    top, bottom = _exponentials(u), _exponentials(v)
+    if top is None or bottom is None or len(bottom) != 2 or not set(top) <= set(bottom):
+        return None
+    (k, c), (last, other) = bottom.items()
+    n, m = top.get(k, Fraction(0)), top.get(last, Fraction(0))
+    inner = _exact_line(last, k)
+    if not c > 0 or c != other or m == n or inner is None:
+        return None
+    start, rise = float(n / c), float((m - n) / c)
+    if Fraction(float(np.float32(start))) != n / c or Fraction(float(np.float32(rise))) != (m - n) / c:
+        return None
+    return ("add", number(start), ("mul", number(rise), called(SIGMOID, inner)))
+
+
+def _exact_line(first: tuple[float, float], second: tuple[float, float]) -> Tree | None:
+    """Return the difference of two lines, or None if its numbers have to be rounded."""
+    a, b = first[0] - second[0], first[1] - second[1]
+    if any(
+        Fraction(float(np.float32(d))) != Fraction(p) - Fraction(q)
+        for d, p, q in zip((a, b), first, second, strict=True)
+    ):
+        return None
+    inner: Tree = X if a == 1 else ("mul", number(a), X)
+    return inner if b == 0 else ("add", inner, number(b))
 
 
 def logarithm(u: Tree) -> Tree:
@@ -102,6 +175,13 @@ def logarithm(u: Tree) -> Tree:
             return ("neg", called(SOFTPLUS, ("neg", v)))
         case ("add", ("number", 1.0), ("exp", v)) | ("add", ("exp", v), ("number", 1.0)):
             return called(SOFTPLUS, v)
+    terms = _exponentials(u)
+    if terms is not None and len(terms) == 2 and len(set(terms.values())) == 1:  # log(c·e^k + c·e^l), as in log cosh
+        (k, c), (last, _) = terms.items()
+        first, rest = _exact_line(k, (0.0, 0.0)), _exact_line(last, k)
+        if c > 0 and first is not None and rest is not None and Fraction(float(np.float32(float(c)))) == c:
+            made = ("add", first, called(SOFTPLUS, rest))
+            return made if c == 1 else ("add", made, ("log", number(float(c))))
     return ("log", u)
 
 
@@ -178,7 +258,7 @@ def _jump(tree: Tree) -> float:
     if tree[0] != "where":
         return worst
     _, a, b, u, v = tree
-    if abs(a) != 1 and b != 0:
+    if abs(a) != 1 and b != 0 and not all(_has_exact_root(a, b, dtype) for dtype in DTYPES):
         return math.inf
     for dtype in DTYPES:
         at = exact_number(float(np.dtype(dtype).type(-b / a)))
@@ -186,6 +266,12 @@ def _jump(tree: Tree) -> float:
         gap = abs(sides[0] - sides[1]) / max(1.0, *map(abs, sides))
         worst = max(worst, gap if math.isfinite(gap) else math.inf)
     return worst
+
+
+def _has_exact_root(a: float, b: float, dtype: str) -> bool:
+    """Return whether −b/a, rounded to the dtype, is where a·x + b is 0 for a and b as the dtype rounds them."""
+    slope, offset, root = (Fraction(float(np.dtype(dtype).type(value))) for value in (a, b, -b / a))
+    return slope * root + offset == 0
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,19 @@ import torch
 from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
-from attnc.converting.arithmetic import Form, Tree, called
+from attnc.converting.arithmetic import Form, Tree, called, chosen, number
 from attnc.converting.recognising import READERS, ActivationCall, name_of, read_call
-from attnc.converting.tracing import COMPARISONS, CONSTANTS, EXTREMES, TRACED, fresh, is_inplace, operation_of, step_of
+from attnc.converting.tracing import (
+    COMPARISONS,
+    CONSTANTS,
+    EXTREMES,
+    TRACED,
+    fresh,
+    is_inplace,
+    is_number,
+    operation_of,
+    step_of,
+)
 
 HOLDER = "attention_functions"
 """The name of the submodule that computes the calls."""
@@ -35,7 +45,7 @@ CALLED_NAMES = {*READERS, *(f"{name}_" for name in READERS), "log_sigmoid"}
 FORM = "attnc_form"
 """The attribute of a tensor that holds its `Form`."""
 NONLINEAR = {
-    *("sin", "cos", "tan", "asin", "acos", "sinh", "cosh", "asinh", "acosh", "atanh", "atan2", "sinc", "hypot"),
+    *("sin", "cos", "tan", "asin", "acos", "asinh", "acosh", "atanh", "atan2", "sinc", "hypot"),
     *("exp2", "log2", "log10", "erfinv", "round", "floor", "ceil", "fmod", "remainder"),
 }
 """Functions that are neither an activation nor a part of one."""
@@ -112,6 +122,14 @@ def _answer(holder: Holder, function: Any, args: Any, options: Any) -> Any:
     name = operation_of(function)
     if name is None:
         return _unknown(function, args, options)
+    if name == "fill":
+        x = args[0]
+        found = _filled(holder, *args) if len(args) == 3 and not options else None
+        if found is None:
+            return _unknown(function, args, options)
+        RUNNING.epoch += 1
+        x.copy_(found)
+        return None if function is Tensor.__setitem__ else x
     if "out" in options:
         RUNNING.epoch += 1
     return _arithmetic(holder, name, function, args, options)
@@ -155,6 +173,18 @@ def _arithmetic(holder: Holder, name: str, function: Any, args: Any, options: An
     if isinstance(result, Tensor) and (source is None or result.shape == source.shape):
         setattr(result, FORM, Form(source, tree, RUNNING.epoch, is_raw))
     return result
+
+
+def _filled(holder: Holder, x: Any, mask: Any, value: Any) -> Tensor | None:
+    """Return x with entries that a comparison chooses set to a number, if that is an activation by attention."""
+    form, chooses = form_of(x), form_of(mask) if getattr(mask, FORM, None) is not None else None
+    if form is None or chooses is None or chooses.tree[0] != "step" or not is_number(value):
+        return None
+    tree = chosen(chooses.tree, number(value), form.tree)
+    source = form.source
+    if tree is None or source is None or source is not chooses.source or not _has_shape_of(source, (x, mask)):
+        return None
+    return holder.written(tree, source.clone() if source is x else source)  # backward needs the old entries
 
 
 def _has_shape_of(source: Tensor, args: Any) -> bool:
@@ -274,19 +304,23 @@ def _followed(function: Any, module: nn.Module) -> Iterator[types.FunctionType]:
         yield current
         for cell in current.__closure__ or ():
             try:
-                waiting.append(cell.cell_contents)
+                waiting.append(_code_of(cell.cell_contents))
             except ValueError:  # the closure cell is still empty
                 continue
         for name in _names(current.__code__):
-            named = current.__globals__.get(name)
-            if isinstance(named, nn.Module):
-                named = type(named).forward
-            elif isinstance(named, type) and issubclass(named, torch.autograd.Function):
-                named = named.forward
+            named = _code_of(current.__globals__.get(name))
             if inspect.isfunction(named) and named.__module__.partition(".")[0] == package:
                 waiting.append(named)
             own = vars(module).get(name, getattr(kind, name, None))
             waiting.extend(own if isinstance(own, list | tuple) else own.values() if isinstance(own, dict) else [own])
+
+
+def _code_of(named: Any) -> Any:
+    """Return the function that runs where a module or an autograd function is called, otherwise the thing itself."""
+    if isinstance(named, nn.Module):
+        return type(named).forward
+    is_function = isinstance(named, type) and issubclass(named, torch.autograd.Function)
+    return named.forward if is_function else named
 
 
 def _names(code: types.CodeType) -> set[str]:

@@ -158,6 +158,11 @@ LINEAR = {
     ),
 }
 """Operators that are linear in the data, or read it without changing values of the model."""
+CONSTRUCTORS = {
+    *("zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like"),
+    *("new_zeros", "new_ones", "new_empty", "new_full"),
+}
+"""Operators that take only the shape of the data."""
 PRODUCTS = {
     "mul",
     "mm",
@@ -225,10 +230,11 @@ KEPT = {
 
 @dataclass
 class Fact:
-    """The origin of a tensor: the operators that it comes from, and whether a reduction made it."""
+    """The origin of a tensor: its operators, and whether it is a reduction, or numbers of chosen entries."""
 
     number: int
     is_reduced: bool = False
+    is_choice: bool = False
 
 
 @dataclass(frozen=True)
@@ -281,14 +287,18 @@ class Inventory(TorchDispatchMode):  # type: ignore[no-untyped-call]
             known = [*known, Fact(self._new(()))]
         if not known:
             return result
+        if name in CONSTRUCTORS:
+            return result
         data = list({id(tensor): tensor for tensor, _ in given}.values())
         is_reduced = all(fact.is_reduced for fact in known) or name in REDUCTIONS
+        is_choice = all(fact.is_choice for fact in known)
         number = self._new(fact.number for fact in known)
         kind = self._kind(name, args, data, known)
         if kind is not None:
             self.found[number] = Found(kind, name, self.paths[-1], _place())
         for tensor in tensors_of(result):
-            self.facts[tensor] = Fact(number, is_reduced)
+            is_index = KEPT.get(name) == "choice of entries" and not tensor.is_floating_point()
+            self.facts[tensor] = Fact(number, is_reduced, is_choice or is_index)
         if self.blocks is not None:
             written = [
                 tensor
@@ -300,8 +310,8 @@ class Inventory(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for argument, tensor in zip(schema.arguments, args, strict=False):
                 if argument.alias_info is not None and argument.alias_info.is_write:
                     for changed in tensors_of(tensor):
-                        self.facts[changed] = Fact(number, is_reduced)
-                        self.written[memory_of(changed)] = Fact(number, is_reduced)
+                        self.facts[changed] = Fact(number, is_reduced, is_choice)
+                        self.written[memory_of(changed)] = Fact(number, is_reduced, is_choice)
         return result
 
     def is_data(self, x: Any) -> bool:
@@ -335,7 +345,10 @@ class Inventory(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return _clamp_kind(name, args)
         if name in ("where", "masked_fill"):
             condition = args[0] if name == "where" else args[1]
-            return "left" if self.facts_of(condition) else None
+            chosen_by = self.facts_of(condition)
+            if chosen_by and all(fact.is_choice for fact in chosen_by):
+                return "choice of entries"
+            return "left" if chosen_by else None
         if name in PRODUCTS or name in CONVOLUTIONS:
             return "product" if len(data) > 1 or name in ("square", "prod") else None
         return None if name in LINEAR else name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -9,11 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from attnc.converting.activations import KnownActivation
 from attnc.converting.arithmetic import (
     Form,
     Tree,
     X,
     affine,
+    called,
     chosen,
     combined,
     extreme,
@@ -24,6 +27,7 @@ from attnc.converting.arithmetic import (
     value_of,
 )
 
+ERF = KnownActivation("erf")
 SAME_NAMES = {
     "multiply": "mul",
     "subtract": "sub",
@@ -42,6 +46,8 @@ SAME_NAMES = {
     "__rpow__": "rpow",
     "fmax": "maximum",
     "fmin": "minimum",
+    "special_erfc": "erfc",
+    "special_ndtr": "ndtr",
     "log_sigmoid": "logsigmoid",
     "bitwise_not": "logical_not",
     "__invert__": "logical_not",
@@ -63,7 +69,10 @@ CONSTANTS = (
     "tensor",
 )
 CASTS = ("float", "double", "half", "bfloat16", "to", "type_as", "type")
-HARD = ("exp", "expm1", "log", "log1p", "sqrt", "rsqrt", "reciprocal", "rdiv", "sign", "logaddexp", "pow", "square")
+HARD = (
+    *("exp", "expm1", "log", "log1p", "sqrt", "rsqrt", "reciprocal", "rdiv", "sign", "logaddexp", "pow", "square"),
+    *("sinh", "cosh", "erfc", "ndtr"),
+)
 """Functions that attention does not compute by themselves. An expression that contains them may be an activation."""
 TRACED = (*HARD, "where", "masked_fill", "abs", "div")
 """Names in the code of a module that show that it may compute an activation by arithmetic."""
@@ -80,7 +89,7 @@ def _functions() -> dict[Any, str]:
     return found
 
 
-OPERATIONS = _functions()
+OPERATIONS = _functions() | {Tensor.__setitem__: "fill", Tensor.masked_fill_: "fill"}
 """torch's functions → their names here."""
 _CHANGES = (
     "add",
@@ -154,6 +163,7 @@ def step_of(name: str, args: Sequence[Any], options: Mapping[str, Any], read: Re
     return (sources[0] if sources else None), tree, is_raw
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # numbers alone decide
 def _tree(name: str, trees: list[Tree]) -> Tree | None:
     match name, trees:
         case (("clone" | "contiguous"), [u]):
@@ -176,6 +186,14 @@ def _tree(name: str, trees: list[Tree]) -> Tree | None:
             return combined("div", number(1.0), ("sqrt", u))
         case "expm1", [u]:
             return ("sub", ("exp", u), number(1.0))
+        case (("sinh" | "cosh"), [u]) if u[0] != "step":
+            halves = (("mul", number(0.5), ("exp", part)) for part in (u, ("neg", u)))
+            return ("add" if name == "cosh" else "sub", *halves)
+        case "erfc", [u] if u[0] != "step":
+            return ("sub", number(1.0), called(ERF, u))
+        case "ndtr", [u] if u[0] != "step":
+            below = called(ERF, ("mul", number(math.sqrt(0.5)), u))
+            return ("mul", number(0.5), ("add", number(1.0), below))
         case "log1p", [u]:
             return logarithm(("add", number(1.0), u))
         case "log", [u]:

@@ -40,7 +40,7 @@ from attnc.converting.report import Left, Replaced, Report
 from attnc.converting.tracing import TRACED
 from attnc.errors import InputError, positive_number
 
-UNCERTAIN = {"exp", "expm1", "log", "log1p", "logaddexp", "sign"}
+UNCERTAIN = {"exp", "expm1", "log", "log1p", "logaddexp", "sign", "sinh", "cosh"}
 """Functions whose names in code do not show whether they work on data, and whether they are part of an activation."""
 OF_POSITIONS = {"abs", "clamp", "clamp_min", "clamp_max"}
 """Functions that TorchScript helpers, as those of DeBERTa-v2, call on positions. A run shows whether these are data."""
@@ -70,8 +70,8 @@ def convert_module(module: nn.Module, eps: float, strict: bool, example: Any) ->
         report.notes.append(f"the code also calls functions that may be nonlinear: {names}. Give example= to see")
     if not report.replaced and not report.left and not walk.num_intercepted:
         raise InputError(
-            f"there is no activation in this {type(module).__name__}: nothing to convert. Give example= to find "
-            "calls that only a run shows."
+            f"there is no activation in this {type(module).__name__}: nothing to convert."
+            + ("" if example is not None else " Give example= to find calls that only a run shows.")
         )
     measuring.add_block_errors(converted, report)
     if strict and report.left:
