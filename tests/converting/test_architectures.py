@@ -28,9 +28,18 @@ STATES = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 1, "state_si
 DISENTANGLED = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 8}
 SCALAR = {"num_heads": 8, "head_dim": 8, "n_groups": 2, "chunk_size": 8}
 LATENT = {
-    **{"num_key_value_heads": 4, "q_lora_rank": 8, "kv_lora_rank": 8, "v_head_dim": 8, "moe_intermediate_size": 32},
-    **{"qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "first_k_dense_replace": 1},
-    **{"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
+    "num_key_value_heads": 4,
+    "q_lora_rank": 8,
+    "kv_lora_rank": 8,
+    "v_head_dim": 8,
+    "moe_intermediate_size": 32,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
 }
 CASES = {
     "Bert": (SMALL, {"gelu", "tanh"}, set()),
