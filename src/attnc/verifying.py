@@ -98,6 +98,7 @@ def checker_command(
     as_json: bool,
     shard: tuple[int, int] | None = None,
     merge: bool = False,
+    table: str | None = None,
 ) -> list[str]:
     """Return the command of the checker for a folder. It ends with this process, even if this process is killed.
 
@@ -108,6 +109,8 @@ def checker_command(
         options += ["--shard", f"{shard[0]}/{shard[1]}"]
     if merge:
         options += ["--merge"]
+    if table is not None:
+        options += ["--table", table]
     for name, given in (("processes", processes), ("seconds", seconds), ("memory", memory)):
         if given is not None:
             number = positive_number(name, given) if name == "seconds" else whole_number(name, given, 1)

@@ -82,6 +82,7 @@ def _read_arguments(arguments: list[str] | None) -> argparse.Namespace:
     memory = f"limit on the memory of all processes together, in MB (default: {MEGABYTES} for each)"
     parser.add_argument("--memory", type=int, default=None, help=memory)
     parser.add_argument("--shard", default=None, metavar="K/N", help="prove only shard K of N, and write its verdict")
+    parser.add_argument("--table", default=None, metavar="FILE", help="the rows of a large table that is not stored")
     parser.add_argument("--merge", action="store_true", help="decide by the verdicts of all shards, and a sample")
     parser.add_argument(
         "--parent", type=int, default=None, help="end when the process of this number, the parent, ends"
@@ -112,7 +113,7 @@ def _check(chosen: argparse.Namespace) -> int:
         verdicts = merge(chosen.net, chosen.seconds)
     else:
         verdicts = [
-            check(chosen.net, chosen.processes, show, name, max(0.0, end - time.monotonic()))
+            check(chosen.net, chosen.processes, show, name, max(0.0, end - time.monotonic()), chosen.table)
             for name in certificates(chosen.net)
         ]
     if show:

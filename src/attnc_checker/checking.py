@@ -22,7 +22,7 @@ from typing import Any
 
 from flint import arb, ctx
 
-from attnc_checker.claims import AtPoints, ByLeaves, Claim, ReadShards, read_claim
+from attnc_checker.claims import AtPoints, ByLeaves, Claim, ReadShards, ReadTable, read_claim
 from attnc_checker.deep.chains import Chain, Links
 from attnc_checker.deep.claims import Stages
 from attnc_checker.deep.composition import staged_walk
@@ -52,6 +52,7 @@ from attnc_checker.partitions import Keys, Partition
 from attnc_checker.program import FLOATS, Program
 from attnc_checker.proving import AT_ONCE, Job, Proof
 from attnc_checker.rounding import Arithmetic
+from attnc_checker.row_file import TABLE, RowFile
 from attnc_checker.shards import read_shards
 from attnc_checker.stock import StockProgram, is_stock, require_kind
 from attnc_checker.tables import by_rows, constants
@@ -169,6 +170,7 @@ def check(
     progress: Progress | None = None,
     name: str = MAIN,
     seconds: float = math.inf,
+    table: str | os.PathLike[str] | None = None,
 ) -> Verdict:
     """Check whether the certificate of a saved network can be re-proved. No content of a file makes it raise.
 
@@ -185,6 +187,8 @@ def check(
         The file of the certificate. If it is not certificate.json, it is for the weights rounded to a second dtype.
     seconds : float
         After this time the check ends with the leaf that it is at. The command `python -m attnc_checker` ends then.
+    table : path, optional
+        The rows of a large table, if they are not in table.f64 beside the certificate.
 
     Returns
     -------
@@ -201,13 +205,11 @@ def check(
     (True, True)
     """
     cores, limit = processes or _cores(), Limit(seconds)
-    return _decided(
-        path,
-        name,
-        limit,
-        "every leaf is re-proved",
-        lambda proof, stored: _prove(proof, stored, cores, progress, limit),
-    )
+
+    def conclude(proof: Proof, stored: Stored) -> float:
+        return _prove(proof, stored, cores, progress, limit)
+
+    return _decided(path, name, limit, RE_PROVED, conclude, table)
 
 
 def check_shard(
@@ -343,13 +345,14 @@ def _decided(
     limit: Limit,
     reason: str,
     conclude: Callable[[Proof, Stored], float],
+    table: str | os.PathLike[str] | None = None,
 ) -> Verdict:
     """Read a certificate, and return the verdict on the bound that `conclude` finds, or on its refusal."""
     where = os.path.join(path, name) if name != MAIN else os.fspath(path)
     verdict = Verdict(where, proved=False, reason="", exit_code=1, seconds=0.0)
     try:
         with precision():
-            stored = read(Path(path), name)
+            stored = read(Path(path), name, None if table is None else Path(table))
             claim = stored[0]
             assumed = STOCK if is_stock(stored[1]) else _assumed(claim)
             verdict = replace(verdict, bound=claim.bound, dtype=claim.dtype, assumptions=assumed)
@@ -391,7 +394,7 @@ def _assumed(claim: Claim) -> tuple[str, ...]:
     return (*(engine if claim.dtype != "real" else []), *tails)
 
 
-def read(folder: Path, name: str = MAIN) -> Stored:
+def read(folder: Path, name: str = MAIN, table: Path | None = None) -> Stored:
     require(folder.is_dir(), f"{folder} is not a folder", BadFile)
     named = next((dtype for dtype in FLOATS if name == f"certificate.{dtype}.json"), None)
     require(name == MAIN or named is not None, f"{name} is named for none of the dtypes {', '.join(FLOATS)}")
@@ -409,7 +412,12 @@ def read(folder: Path, name: str = MAIN) -> Stored:
     listed = typed(config.get("certificates"), tuple[str, ...], "certificates in config.json")
     known = all(each == MAIN or CERTIFICATE.fullmatch(each) for each in listed)
     require(known, f"config.json lists certificates that are not named {MAIN} or certificate.DTYPE.json", BadFile)
-    claim = _claim_about(certificate, weights, lambda data, d: read_shards(folder, name, data, d))
+    claim = _claim_about(
+        certificate,
+        weights,
+        lambda data, d: read_shards(folder, name, data, d),
+        lambda data, ends: RowFile(table or folder / TABLE, data, ends),
+    )
     if config.get("variables") != list(claim.variables) or config.get("expression") != claim.expression:
         raise Refused(f"config.json and {name} differ in the variables or the expression")
     require(config.get("box") == certificate["box"], f"config.json and {name} differ in the box")
@@ -422,8 +430,10 @@ def read(folder: Path, name: str = MAIN) -> Stored:
     return claim, {**structure, "dtype": claim.dtype}, rounded
 
 
-def _claim_about(certificate: Object, weights: bytes, shards: ReadShards | None = None) -> Claim:
-    claim, digest = read_claim(certificate, shards), hashlib.sha256(weights).hexdigest()
+def _claim_about(
+    certificate: Object, weights: bytes, shards: ReadShards | None = None, table: ReadTable | None = None
+) -> Claim:
+    claim, digest = read_claim(certificate, shards, table), hashlib.sha256(weights).hexdigest()
     if certificate["weights_sha256"] != digest:
         raise Refused(f"the certificate belongs to other weights: model.safetensors has SHA-256 {digest}")
     return claim

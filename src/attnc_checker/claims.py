@@ -26,6 +26,8 @@ NORM = re.compile(r"[0-9]{1,3}(\.[0-9]{1,17})?")
 Rows = tuple[tuple[float, ...], ...]
 ReadShards = Callable[[Object, int], Sequence[Leaf]]
 """Reads the leaves of the shards that a certificate lists, from the certificate and the number of its variables."""
+ReadTable = Callable[[Object, tuple[Ends, ...]], Sequence[tuple[float, ...]]]
+"""Reads the rows of the table that a certificate states by its hash, from the certificate and the ends of the box."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class ByLeaves:
 class AtPoints:
     """The rows of a table. Each has the variables and then the outputs."""
 
-    rows: Rows
+    rows: Sequence[tuple[float, ...]]
 
 
 class Beyond(NamedTuple):
@@ -114,7 +116,7 @@ def rounded(x: float, digits: int, direction: str) -> str:
     return f"{float(Context(prec=digits, rounding=direction).create_decimal(repr(x))):.{digits}g}"
 
 
-def read_claim(data: Object, shards: ReadShards | None = None) -> Claim:
+def read_claim(data: Object, shards: ReadShards | None = None, table: ReadTable | None = None) -> Claim:
     for name in NEEDED.split():
         field(data, name, Any)
     if data["format"] != "attnc.certificate/1":
@@ -140,7 +142,14 @@ def read_claim(data: Object, shards: ReadShards | None = None) -> Claim:
         require(method == BY_LEAVES and not sides, f"the norm {norm!r:.40} is for leaves of a bounded box")
         is_known = isinstance(norm, str) and bool(NORM.fullmatch(norm)) and float(norm) >= 1
         require(is_known, f"the norm is {norm!r:.40}: neither 'inf' nor a number from 1 on")
-    evidence = _evidence(data, method, tuple(box), ends, sides, shards)
+    if "table_file" in data and method.startswith(AT_POINTS):
+        rows = field(data, "points", int)
+        require(table is not None and data["expression"] is None and rows > 0, "the table is not stored, or not whole")
+        require(method == f"{AT_POINTS}{rows:,} points", f"the method is {method!r:.60}, for {rows:,} points")
+        assert table is not None
+        evidence: ByLeaves | Stages | AtPoints = AtPoints(table(data, ends))
+    else:
+        evidence = _evidence(data, method, tuple(box), ends, sides, shards)
     expression = field(data, "expression", str | None)
     claim = Claim(expression, tuple(box), ends, sides, bound, data["dtype"], truncation, str(norm), evidence)
     claim = replace(claim, gradient=_gradient(data, claim))

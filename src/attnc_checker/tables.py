@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from flint import arb
 
 from attnc_checker.averages import Average
-from attnc_checker.claims import AtPoints, Claim, Rows
+from attnc_checker.claims import AtPoints, Claim
 from attnc_checker.expressions import Function, Operation
 from attnc_checker.leaves import Prover, affine_rounding
 from attnc_checker.program import exact
@@ -39,29 +39,29 @@ SECOND_ORDER = 1.001
 class Table(Subject):
     """A point, and the values there, for every row. A job is a block of rows."""
 
-    rows: Rows | Sequence[tuple[float, ...]] = ()
+    rows: Sequence[tuple[float, ...]] = ()
     block: int = 1
     floats: FloatGrid | None = None
 
     def found(self, n: int) -> float:
         """Return the bound that is found at the points of block n."""
-        rows = range(n * self.block, min(len(self.rows), (n + 1) * self.block))
+        first = n * self.block
+        rows = self.rows[first : min(len(self.rows), first + self.block)]
         if self.floats is None:
-            return max(map(self._by_balls, rows))
+            return max(self._by_balls(number, row) for number, row in enumerate(rows, first))
         largest, floats, d = 0.0, self.floats, len(self.claim.ends)
-        for number in rows:
-            row = self.rows[number]
+        for number, row in enumerate(rows, first):
             error = floats.error(row[:d], row[d:])
             if error is None:
-                largest = max(largest, self._by_balls(number))
+                largest = max(largest, self._by_balls(number, row))
             else:
                 largest = max(largest, min(error, self.claim.bound))
         return largest
 
-    def _by_balls(self, n: int) -> float:
+    def _by_balls(self, n: int, row: tuple[float, ...]) -> float:
         """Return the bound that is found in Arb's arithmetic at the point of row n."""
         d = len(self.claim.ends)
-        point, values = self.rows[n][:d], self.rows[n][d:]
+        point, values = row[:d], row[d:]
         shares = [
             (exact(x) - exact(lo)) / (exact(hi) - exact(lo)) for x, (lo, hi) in zip(point, self.claim.ends, strict=True)
         ]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+
 import numpy as np
 import pytest
 
 import attnc
+import attnc_checker
 from checker.networks import grid
 from checker.tampering import changes, refusal, reproved, saved_once, weights
 
@@ -91,7 +95,70 @@ PLACES = ["layers.0.embed.constant.values", "layers.0.embed.weight.values"]
 test_changed_weights = weights(PLACES, 1.5, ["is not re-proved to"])
 
 
-def test_a_table_that_is_too_large_is_not_stored(tmp_path, monkeypatch):
+@pytest.fixture
+def large(tmp_path, monkeypatch):
+    """A saved network whose table is in a file of its own."""
     monkeypatch.setattr("attnc.proofs.kinds.point.MAX_STORED", 100)
-    attnc.compile(table_of(0, 40, 2), eps=1e-3).save(tmp_path / "net")
+    attnc.compile(table_of(0, 1400, 2), eps=1e-3).save(tmp_path / "net")
+    return tmp_path / "net"
+
+
+def test_a_large_table_has_a_file_of_its_own(large, tmp_path):
+    verdict = attnc_checker.check(large, processes=1)
+    assert verdict.proved, verdict.reason
+    assert verdict.leaves == 1400
+    assert json.loads((large / "certificate.json").read_text())["table"] == []
+    again = attnc.load(large)
+    assert again.certificate.num_points == 1400
+    elsewhere = (large / "table.f64").rename(tmp_path / "rows")
+    assert "the table is not stored: give it to `attnc verify` with --csv" in refusal(large)
+    assert attnc_checker.check(large, processes=1, table=elsewhere).proved
+
+
+def test_a_table_beyond_the_limit_is_not_stored(tmp_path, monkeypatch):
+    monkeypatch.setattr("attnc.proofs.kinds.point.MAX_STORED", 100)
+    monkeypatch.setattr("attnc.proofs.kinds.point.MAX_TABLE_BYTES", 1000)
+    attnc.compile(table_of(0, 400, 2), eps=1e-3).save(tmp_path / "net")
+    assert not (tmp_path / "net" / "table.f64").exists()
     assert "the table is not stored" in refusal(tmp_path / "net")
+
+
+def changed_rows(raw: bytes, row: int, column: int, value: float) -> bytes:
+    rows = np.frombuffer(raw, "<f8").reshape(-1, 3).copy()
+    rows[row, column] = value
+    return rows.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("change", "is_hashed", "message"),
+    [
+        (lambda raw: changed_rows(raw, 700, 2, 3.0), False, "is another table: it has the SHA-256"),
+        (lambda raw: changed_rows(raw, 700, 2, 3.0), True, "the row leaf 700, x0 = "),
+        (lambda raw: changed_rows(raw, 700, 0, 3.0), True, "the point in row 700 of the table lies outside of the box"),
+        (lambda raw: changed_rows(raw, 700, 2, np.nan), True, "row 700 of the table has a number that is not finite"),
+        (lambda raw: raw[:-24], True, "does not have 1,400 rows"),
+        (lambda raw: raw + raw[:24], True, "does not have 1,400 rows"),
+    ],
+)
+def test_a_changed_file_of_rows(large, change, is_hashed, message):
+    path = large / "table.f64"
+    path.write_bytes(change(path.read_bytes()))
+    if is_hashed:
+        stated = json.loads((large / "certificate.json").read_text())
+        stated["table_file"]["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
+        (large / "certificate.json").write_text(json.dumps(stated))
+    verdict = attnc_checker.check(large, processes=1)
+    assert not verdict.proved
+    assert message in verdict.reason
+
+
+def test_rows_that_change_during_the_check_are_refused(large):
+    path = large / "table.f64"
+
+    def progress(proof, jobs, found):
+        if len(found) == 1:
+            path.write_bytes(path.read_bytes()[:-8] + bytes(8))
+
+    verdict = attnc_checker.check(large, processes=1, progress=progress)
+    assert not verdict.proved
+    assert "changed while it was read" in verdict.reason

@@ -234,3 +234,19 @@ def test_parquet_and_zarr(run, tmp_path):
         assert (ran.code, ran.err) == (0, "")
         assert ran.json["num_points"] == 30
         assert run("compile", "--csv", path, "--inputs", "x", "--output", "z", "--decimal", ",").code == 2
+
+
+def test_verify_takes_the_rows_from_the_users_own_file(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("attnc.proofs.kinds.point.MAX_STORED", 100)
+    lines = [f"{i / 100!r},{i / 50!r}" for i in range(200)]
+    path, net = tmp_path / "t.csv", tmp_path / "net"
+    path.write_text("x,z\n" + "\n".join(lines))
+    named = ("--csv", path, "--inputs", "x", "--output", "z")
+    assert run("compile", *named, "--eps", "1e-3", "--out", net).code == 0
+    (net / "table.f64").unlink()
+    assert run("verify", net).code == 1
+    assert run("verify", net, *named).code == 0
+    path.write_text("x,z\n" + "\n".join(lines[:-1]) + "\n1.99,4.5")
+    assert run("verify", net, *named).code == 1
+    assert run("verify", net, *named, "--merge").code == 2
+    assert run("verify", net, "--inputs", "x").code == 2

@@ -57,7 +57,7 @@ from attnc.cli.output import (
     step_lines,
     volume,
 )
-from attnc.cli.tables import TableReading, read_source, read_text, table_remarks
+from attnc.cli.tables import TableReading, read_source, read_text, rows_of_table, table_remarks
 from attnc.constructions.catalogue import CATALOGUE
 from attnc.constructions.construction import DEFAULT_EPS
 from attnc.errors import FileError, InputError, MissingExtra, positive_number
@@ -536,6 +536,12 @@ def verify_command(
     merge: Annotated[
         bool, typer.Option("--merge", help="Decide by the verdicts of all shards, and prove a sample of them again.")
     ] = False,
+    csv: Table = None,
+    inputs: Inputs = None,
+    output: Output = None,
+    skip_missing: SkipMissing = False,
+    duplicates: Duplicates = "error",
+    decimal: Decimal = ".",
     json_output: Json = False,
 ) -> None:
     """Re-prove the bound of a saved network with a separate program, which shares no code with this one.
@@ -552,11 +558,19 @@ def verify_command(
     if part is not None and merge:
         raise InputError("--shard proves one shard, and --merge decides about all of them: give one of the two")
     limits = (processes, seconds, memory)
-    command = checker_command(require_folder(net), *limits, as_json=json_output, shard=part, merge=merge)
     is_silent = volume() is Volume.QUIET and not json_output
     before = fingerprints(net)
-    with step_lines("re-proving the bound in a separate process"):  # which shows its progress itself
-        code = run_child(command, is_silent=is_silent)
+    reading = TableReading(decimal, skip_missing, duplicates)
+    with (
+        rows_of_table(net, csv, inputs, output, reading) as table,
+        step_lines("re-proving the bound in a separate process"),
+    ):
+        if table is not None and (part is not None or merge):
+            raise InputError("--csv is for a check in one piece: leave --shard and --merge out")
+        command = checker_command(
+            require_folder(net), *limits, as_json=json_output, shard=part, merge=merge, table=table
+        )
+        code = run_child(command, is_silent=is_silent)  # which shows its progress itself
     is_whole = part is None and not merge
     if code == 0 and is_whole and not remember(net, before):
         note("other commands will not show this: it cannot be recorded in the user's cache folder")

@@ -6,13 +6,15 @@ import csv
 import io
 import math
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnc.cli.options import read_box
+from attnc.constructions.construction import DEFAULT_EPS
 from attnc.errors import FileError, InputError
 from attnc.opening import open_regular
 from attnc.targets.csv_rows import MAX_LINE, NUMBER, NoNumber, column_of, delimiter_of
@@ -105,6 +107,33 @@ def read_table(path: Path, inputs: str | None, output: str | None, reading: Tabl
             duplicates=twice,
             tolerance=tolerance,
         )
+
+
+@contextmanager
+def rows_of_table(
+    net: Path, path: Path | None, inputs: str | None, output: str | None, reading: TableReading
+) -> Iterator[str | None]:
+    """Write the rows of a table to a file for the checker, and yield its name; None if there is no table.
+
+    Values at one point that differ by at most the network's eps are merged, as when it was compiled.
+    """
+    if path is None:
+        if inputs is not None or output is not None or reading != AS_IT_IS:
+            raise InputError("--inputs, --output and the options of rows are about a table: give it with --csv FILE")
+        yield None
+        return
+    from attnc.loading import load
+    from attnc.proofs.kinds.point import row_bytes
+
+    table = read_table(path, inputs, output, replace(reading, tolerance=load(net).eps or DEFAULT_EPS))
+    with tempfile.NamedTemporaryFile(prefix="attnc-table-") as file:
+        try:
+            for block in table.check_blocks():
+                file.write(row_bytes(*block))
+            file.flush()
+        except OSError as error:
+            raise FileError(f"{file.name} cannot be written: {error.strerror or error}") from None
+        yield file.name
 
 
 def table_remarks(source: object, network: Network) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ from attnc.ir.spec import check
 
 FORMAT_FAMILY = "attnc.network/"
 FORMAT = f"{FORMAT_FAMILY}1"
-WEIGHTS, CARD = "model.safetensors", "README.md"
+WEIGHTS, CARD, TABLE = "model.safetensors", "README.md", "table.f64"
 CERTIFICATE = re.compile(r"certificate(\.[A-Za-z0-9_-]+)?\.json")
 SHARD = re.compile(r"certificate(\.[A-Za-z0-9_-]+)?\.[1-9][0-9]{0,5}-of-[1-9][0-9]{0,5}\.shard")
 MAX_SHARD_BYTES = 2**28
@@ -40,7 +40,7 @@ NETWORK = FolderKind(
     "a saved network",
     FORMAT_FAMILY,
     ("format",),
-    lambda name: name in (CONFIG, WEIGHTS, CARD) or CERTIFICATE.fullmatch(name) or SHARD.fullmatch(name),
+    lambda name: name in (CONFIG, WEIGHTS, CARD, TABLE) or CERTIFICATE.fullmatch(name) or SHARD.fullmatch(name),
 )
 STOCK_FAMILY = "attnc.stock/"
 STOCK = FolderKind("a stock checkpoint", STOCK_FAMILY, ("attnc", "format"), NETWORK.is_part)
@@ -89,6 +89,12 @@ def network_files(
                 {"file": each, **{key: value for key, value in entry.items() if key != "content"}}
                 for each, entry in named.items()
             ]
+        if "table_file" in stated:
+            entry = stated["table_file"]
+            content = entry["content"] and entry["content"]()
+            if content is not None:
+                files[TABLE] = content
+            stated["table_file"] = {key: value for key, value in entry.items() if key != "content"}
         files[name] = json_lines(stated, name)
     files[CARD] = utf8(card, CARD)
     return files

@@ -325,7 +325,7 @@ class Certificate:
             **_stated(core=leaves.core, cuts=leaves.cuts, gap=leaves.gap, knots=leaves.knots),
             **({} if leaves.beyond is None else {"beyond": dataclasses.asdict(leaves.beyond)}),
             "truncation": self.truncation,
-            **({} if points is None else {"points": points.count, "table": _plain(points.table)}),
+            **({} if points is None else _points_json(points)),
             "stages": [_head_json(head) for head in heads.heads],
             "outputs": _plain(heads.outputs),
             **_stated(axes=heads.axes),
@@ -474,9 +474,21 @@ def _read_evidence(data: Mapping[str, Any]) -> Evidence | None:
     if points is None:
         return None
     found = Points(_typed(points, int), _typed(data.get("table", []), Rows))
+    if "table_file" in data:
+        stated_file = _typed(data["table_file"], dict)
+        sha256, columns = _typed(stated_file["sha256"], str), _typed(stated_file["columns"], int)
+        found = dataclasses.replace(found, sha256=sha256, columns=columns)
     if found.count < 1:
         raise ValueError(f"expected a whole number ≥ 1, found {found.count}")
     return found
+
+
+def _points_json(points: Points) -> dict[str, Any]:
+    """Return the fields of a table. Many rows are written to a file of their own, whose hash is stated here."""
+    if points.sha256 is None:
+        return {"points": points.count, "table": _plain(points.table)}
+    entry = {"sha256": points.sha256, "columns": points.columns}
+    return {"points": points.count, "table": [], "table_file": {**entry, "content": points.content}}
 
 
 def _leaves_json(leaves: Leaves) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -165,6 +165,11 @@ class Points:
         Number of points.
     table : tuple of tuples of float
         The points, each with its values, or nothing if they are many.
+    sha256, columns : str, int
+        If they are many: the hash of all rows as a file has them, and the number of columns.
+    content : callable or None
+        Returns all rows as a file has them, or None if they are too many to be stored. Only the network that was
+        compiled has it.
 
     Examples
     --------
@@ -176,6 +181,9 @@ class Points:
 
     count: int
     table: tuple[tuple[float, ...], ...] = ()
+    sha256: str | None = None
+    columns: int = 0
+    content: Callable[[], bytes | None] | None = field(default=None, compare=False, repr=False)
 
 
 Evidence = Leaves | Stages | Points

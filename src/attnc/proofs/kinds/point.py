@@ -8,6 +8,7 @@ is enclosed as on any cell (`kinds.taylor`). The rounding of engines is added.
 from __future__ import annotations
 
 import functools
+import hashlib
 import math
 from dataclasses import dataclass, replace
 
@@ -37,6 +38,8 @@ from attnc.targets.expressions.taylor import Taylor
 from attnc.targets.target import Target
 
 MAX_STORED = 2**20  # the most numbers of a table that a certificate repeats for a checker: 20 MB of JSON
+MAX_TABLE_BYTES = 2**28
+"""Largest size in bytes of a table that is stored beside its certificate: ten million rows of three columns."""
 QUICK_SHARE = 2.0**-8
 """The share of eps below which one bound of all rounding is added at every point. Else it is bounded point by point."""
 
@@ -127,7 +130,7 @@ class PointProver(Prover):
         (stage, outputs), (rounds,) = found[0], roundings(program)
         rounding = StageRounding(stage, rounds, request.truncation, spare=POINT_ROUNDING, box=target.box)
         quick = _Quick.of(stage, rounding, target.box, request.eps)
-        worst, done = (-math.inf, 0.0, 0.0), 0
+        worst, done, digest = (-math.inf, 0.0, 0.0), 0, hashlib.sha256()
         for points, values in target.check_blocks():
             wanted = values[:, outputs]
             if quick is not None:
@@ -141,14 +144,33 @@ class PointProver(Prover):
                     request.report((done + start) / count)
             done += len(points)
             request.report(done / count)
+            digest.update(row_bytes(points, values))
         total, off, rounded = worst
         terms = (
             Term("approximation", off, "the exact network against the table at the worst point"),
             Term("rounding", rounded, "of the engine at that point: scores, exponentials, sums"),
         )
-        is_short = count * (target.box.d + target.num_outputs) <= MAX_STORED
-        blocks = [np.hstack(block) for block in target.check_blocks()] if is_short else []
-        return Proof(total, terms, Points(count, tuple(map(tuple, np.concatenate(blocks).tolist())) if blocks else ()))
+        columns = target.box.d + target.num_outputs
+        if count * columns > MAX_STORED:
+            evidence = Points(
+                count, sha256=digest.hexdigest(), columns=columns, content=lambda: _content(target, columns)
+            )
+            return Proof(total, terms, evidence)
+        table = np.concatenate([np.hstack(block) for block in target.check_blocks()])
+        return Proof(total, terms, Points(count, tuple(map(tuple, table.tolist()))))
+
+
+def row_bytes(points: np.ndarray, values: np.ndarray) -> bytes:
+    """Return rows of points and values as bytes: float64, little-endian, row by row."""
+    return np.ascontiguousarray(np.hstack([points, values]), "<f8").tobytes()
+
+
+def _content(target: Target, columns: int) -> bytes | None:
+    """Return the rows of a table as a file has them, or None if they are too many to be stored."""
+    count = target.num_check_points or 0
+    if 8 * count * columns > MAX_TABLE_BYTES:
+        return None
+    return b"".join(row_bytes(*block) for block in target.check_blocks())
 
 
 @dataclass(frozen=True, eq=False)
