@@ -275,7 +275,13 @@ def test_torchscript_helpers_are_left_only_if_they_hold_activations(monkeypatch)
         def forward(self, x):
             return F.gelu(x) + scripted_curve(x)  # noqa: F821
 
+    class Module(nn.Module):
+        def forward(self, x):
+            return F.gelu(scripted_module(x))  # noqa: F821
+
+    monkeypatch.setitem(globals(), "scripted_module", torch.jit.script(nn.Linear(3, 3)))
     x = torch.randn(3)
+    assert [entry.activation for entry in attnc.convert(Module(), strict=True, example=x)[1].replaced] == ["gelu"]
     attnc.convert(Positions(), strict=True)
     attnc.convert(Positions(), strict=True, example=x)
     _, report = attnc.convert(Data(), example=x)

@@ -101,6 +101,23 @@ def test_onnx_has_matrix_products_sums_and_softmax(pair, tmp_path, dynamo):
             assert (torch.tensor(found) - converted(x)).abs().max() > 1e-4
 
 
+@pytest.mark.parametrize("dynamo", [True, False])
+def test_gates_may_be_made_during_an_export(tmp_path, dynamo):
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    torch.manual_seed(0)
+    model, x, path = Arithmetic(), torch.randn(2, 3, 4), tmp_path / "model.onnx"
+    converted, _ = attnc.convert(model, eps=1e-6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(converted, (x,), path, dynamo=dynamo, verbose=False)
+    session = runtime.InferenceSession(path)
+    (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    assert (torch.tensor(found) - model(x)).abs().max() <= 1e-5
+    assert (converted(x) - model(x)).abs().max() <= 1e-5
+    assert {name.rpartition(".")[2] for name in converted.state_dict()} >= {"slopes", "offsets", "values", "carried"}
+
+
 @pytest.mark.parametrize("activation", [nn.GELU(), nn.Hardswish(), nn.Softplus(), nn.Tanh()])
 def test_onnx_takes_infinities_and_nan(activation, tmp_path):
     pytest.importorskip("onnxscript")
@@ -283,6 +300,13 @@ def test_layouts_keep_their_strides(pair):
         leaf = x.transpose(1, 2).requires_grad_()
         activation(leaf).sum().backward()  # a gradient of equal numbers has strides 0
         assert leaf.grad is None or leaf.grad.shape == leaf.shape
+
+
+def test_in_place_under_torch_func():
+    converted, _ = attnc.convert(nn.Sequential(nn.Linear(3, 3), nn.SiLU(inplace=True)).double())
+    x = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    rows = torch.func.vmap(torch.func.grad(lambda row: converted(row).sum()))(x.detach())
+    assert torch.allclose(rows, torch.autograd.grad(converted(x).sum(), x)[0])
 
 
 def test_in_place_bumps_the_version():

@@ -317,6 +317,8 @@ def _followed(function: Any, module: nn.Module) -> Iterator[types.FunctionType]:
 
 def _code_of(named: Any) -> Any:
     """Return the function that runs where a module or an autograd function is called, otherwise the thing itself."""
+    if isinstance(named, torch.jit.ScriptModule):
+        return None  # it cannot be read
     if isinstance(named, nn.Module):
         return type(named).forward
     is_function = isinstance(named, type) and issubclass(named, torch.autograd.Function)

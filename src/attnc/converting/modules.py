@@ -366,7 +366,8 @@ class AttentionActivation(nn.Module):
 
     def write_into(self, x: Tensor) -> Tensor:
         """Write the activation of x into x. With gradients, the old x is copied first, because backward needs it."""
-        needs_grad = x.requires_grad and torch.is_grad_enabled()
+        is_transformed = not torch.compiler.is_compiling() and torch._C._functorch.is_functorch_wrapped_tensor(x)
+        needs_grad = (x.requires_grad or is_transformed) and torch.is_grad_enabled()
         if self.is_fused(x) and x.dtype == compute_dtype(x) and torch.empty_like(x).stride() == x.stride():
             fused = self.prepared.get(self, x.dtype)
             if needs_grad:

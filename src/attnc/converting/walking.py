@@ -178,8 +178,7 @@ class FunctionGates(nn.Module):
         """Return the name of the maximum of two tensors."""
         name = self.gate(KnownActivation("maximum"), (dtype,))
         if name not in self.pairs:
-            gate = self.gates[name]
-            assert isinstance(gate, AttentionActivation)
+            gate = vars(self)[f"gate_{name}"]
             self.pairs[name] = vars(self)[f"pair_{name}"] = AttentionMaximum(gate)
         return name
 
@@ -199,16 +198,20 @@ class FunctionGates(nn.Module):
 
     def gate(self, activation: KnownActivation, dtypes: tuple[str, ...]) -> str:
         """Return the name of an activation's gate. It is made if none is proved in these dtypes."""
+        is_tracing = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
         for name in self.names.get(activation, ()):
-            gate = self.gates[name]
-            assert isinstance(gate, AttentionActivation)
+            gate = vars(self)[f"gate_{name}"]
             if set(dtypes) <= set(gate.solved.dtypes):
+                if name not in self.gates and not is_tracing:
+                    self.gates[name] = gate
                 return name
         name = "".join(c if c.isalnum() else "_" for c in str(activation))
-        while name in self.gates:
+        while f"gate_{name}" in vars(self):
             name += "_"
         made = self.walk.made(activation, dtypes, _joined(self.path, f"{activation.name}()"), "function")
-        self.gates[name] = vars(self)[f"gate_{name}"] = made
+        vars(self)[f"gate_{name}"] = made
+        if not is_tracing:  # a trace whose state_dict changes fails
+            self.gates[name] = made
         self.names[activation] = (*self.names.get(activation, ()), name)
         return name
 
