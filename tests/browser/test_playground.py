@@ -328,6 +328,21 @@ def test_constructions_side_by_side(page: Page) -> None:
     assert keys["max_affine"] > 100 * keys["compose"] > 0
 
 
+def test_a_failed_plan_leaves_no_table_of_another_function(visit: Callable[..., Visit], playground: str) -> None:
+    one = visit()
+    one.open(f"{playground}/")
+    assert settled(one.page) == "ready"
+    planned(one.page)
+    table = one.page.locator("#constructions tbody")
+    assert "compose" in table.inner_text()
+    answer = {"error": {"type": "TimeLimit", "message": "the job took longer than 20 s"}}
+    refuse = {"status": 200, "headers": {"Attnc-Status": "504"}, "json": answer}
+    one.page.route("**/api/plan", lambda route: route.fulfill(**refuse))
+    one.page.get_by_test_id("expression").fill("cos(3*x)")
+    table.filter(has_text="There is no plan: the job took longer than 20 s").wait_for()
+    assert "compose" not in table.inner_text()
+
+
 def test_downloads(page: Page, tmp_path: Path) -> None:
     preset(page, "sin", "compiled")
     with page.expect_download() as waiting:
