@@ -114,7 +114,7 @@ def test_blocks_do_not_show(monkeypatch):
     converted, _ = attnc.convert(nn.Softplus(), eps=1e-6)
     x = torch.randn(3, 5, 7, dtype=torch.float64)
     whole = converted(x)
-    monkeypatch.setattr(modules, "BLOCK_BYTES", 400)
+    monkeypatch.setattr(modules, "SCORE_BYTES", 400)
     y = x.clone().requires_grad_()
     out = converted(y)
     assert (out - whole).abs().max() <= 2.0**-50

@@ -33,9 +33,9 @@ from attnc.converting.kernels import ActivationLoops
 from attnc.converting.report import Replaced
 from attnc.errors import InputError
 
-BLOCK_BYTES = 2**20
+SCORE_BYTES = 2**20
 """Size of the scores of one block, in bytes: 1 MiB, so that a block and its temporaries stay in the second cache."""
-BLOCK_BYTES_ELSEWHERE = 2**26
+SCORE_BYTES_ELSEWHERE = 2**26
 """Size of the scores of one block on other devices, in bytes: 64 MiB. There, starting a kernel costs more than
 memory."""
 HALVES = (torch.float16, torch.bfloat16)
@@ -157,8 +157,8 @@ def by_keys_slope(x: Tensor, keys: Keys, is_product: bool) -> Tensor:
 
 
 def in_blocks(run: Callable[[Tensor], Tensor], x: Tensor, num_keys: int) -> Tensor:
-    """Compute run(x) for a flat x, in blocks of about BLOCK_BYTES of scores."""
-    size = BLOCK_BYTES if x.is_cpu else BLOCK_BYTES_ELSEWHERE
+    """Compute run(x) for a flat x, in blocks of about SCORE_BYTES of scores."""
+    size = SCORE_BYTES if x.is_cpu else SCORE_BYTES_ELSEWHERE
     step = max(1, size // (num_keys * x.element_size()))
     if len(x) <= step:
         return run(x)

@@ -18,7 +18,7 @@ from attnc.numerics.rounding import ENGINE_ULPS
 
 MAX_KEYS = 2**16
 MAX_QUERIES = 2**10
-MAX_NUMBERS = 2**24
+MAX_KEY_NUMBERS = 2**24
 """The most numbers of the keys: 128 MiB of float64. A head needs about ten times as much memory."""
 DEFAULT_LEAK = 0.01
 
@@ -174,10 +174,10 @@ def certify_heads(
     if found.norm is not None and found.norm.is_centred:
         assumptions.append("the norm computes its mean square from the entries less their mean")
     rows, are_tokens = _states(files, found, "keys", keys, None)
-    if len(rows) > MAX_KEYS or rows.size > MAX_NUMBERS:
+    if len(rows) > MAX_KEYS or rows.size > MAX_KEY_NUMBERS:
         raise InputError(
-            f"{len(rows):,} keys of width {found.width:,}; at most {MAX_KEYS:,} keys and {MAX_NUMBERS:,} numbers are "
-            "taken"
+            f"{len(rows):,} keys of width {found.width:,}; at most {MAX_KEYS:,} keys and {MAX_KEY_NUMBERS:,} numbers "
+            "are taken"
         )
     if found.window is not None and len(rows) >= found.window:
         raise InputError(f"{len(rows):,} keys and a query: the layer sees a window of {found.window:,} tokens")

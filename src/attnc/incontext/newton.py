@@ -66,7 +66,7 @@ the weights is 6 to 50 times that of 8 pairs, and with 6 pairs 1 to 3 times."""
 MOST_GAIN = 2.0**24
 """The largest factor of a gradient. Rounding leaves gradients of about 1e-13, which stay small beside √τ."""
 HIDDEN = 800.0
-"""What a hidden example's score loses beyond the sink's score. e^−745 is 0 in float64."""
+"""The distance by which the score of a hidden example lies below that of the sink. e^−745 is 0 in float64."""
 CHOOSING = 2.0**26
 """The inverse temperature of the choice among groups. Losses are at most about 1, and those that differ by 1e-6 get
 weights in the ratio e^67."""

@@ -26,7 +26,7 @@ SHOWN_LAYERS = 4
 """Maximum number of layers whose weights are shown. With more, the picture would not fit on a page."""
 THIN_BOUND = 1e-3
 """Smallest bound that is drawn, as a share of the scale. A smaller one would lie on the zero line."""
-MOST_ROWS = 120
+MOST_BAND_ROWS = 120
 """Maximum number of rows of all bands together. With more keys, neighbouring keys share a row, so that rows stay
 visible."""
 POINTS_ALONG = 1200
@@ -197,7 +197,7 @@ def _draw_weights(
     bands = _bands(layer, window)
     u = layer.state(window.at(np.linspace(lo, hi, POINTS_ALONG)))
     shown = [_rows(band, u, layer.stage) for band in bands.members]
-    shared = max(1, -(-max(len(rows) for _, rows in shown) * len(shown) // MOST_ROWS)) if len(shown) > 1 else 1
+    shared = max(1, -(-max(len(rows) for _, rows in shown) * len(shown) // MOST_BAND_ROWS)) if len(shown) > 1 else 1
 
     kind = "softmax weights" if isinstance(layer.form.stages[layer.stage], SoftmaxStage) else "attention weights"
     note = f"weight of each key at each {line.name}"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from attnc.interventions import Trace
 
-MOST_ROWS, MOST_COLUMNS = 60, 24
+MOST_TRACED_ROWS, MOST_COLUMNS = 60, 24
 """Maximum numbers of rows and layers of a heat map, so that its numbers can be read on a page."""
 LEAST_WIDTH = 7.4  # inches, which the lines of the header need
 DARK = 0.6
@@ -40,10 +40,10 @@ def trace_figure(trace: Trace) -> Figure:
     layers = list(dict.fromkeys(site.layer for site in trace.sites))
     rows = list(dict.fromkeys(_row(site.part, site.layer, is_head=site.is_head) for site in sites))
     rows.sort(key=lambda row: row[0])  # channels first, then heads
-    if len(rows) > MOST_ROWS or len(layers) > MOST_COLUMNS:
+    if len(rows) > MOST_TRACED_ROWS or len(layers) > MOST_COLUMNS:
         raise InputError(
             f"the heat map would have {plural(len(rows), 'row')} and {plural(len(layers), 'layer')}, more than "
-            f"{MOST_ROWS} and {MOST_COLUMNS}. Use trace.table() or trace.to_dict()."
+            f"{MOST_TRACED_ROWS} and {MOST_COLUMNS}. Use trace.table() or trace.to_dict()."
         )
     shares = np.full((len(rows), len(layers)), np.nan)
     texts: dict[tuple[int, int], str] = {}

@@ -45,7 +45,7 @@ COARSER, FINER = 4.0, 0.4
 """The factors between the eps of one attempt and of the next. With a larger eps, keys are fewer and scores smaller, and
 so is rounding."""
 MOST_ATTEMPTS = 6  # each takes about as long as compiling once
-LEAST_EPS = 1e-30
+LEAST_EPS_OF_FIT = 1e-30
 """Least eps of a fit: smaller numbers come close to underflow in float32."""
 LARGEST_SIZE = 2.0**100
 """Larger values, or sums of them, may overflow in float32."""
@@ -129,7 +129,7 @@ def _composed(target: Target, eps: float | None, progress: Progress | None) -> S
         )
     best: StockExport | None = None
     problem: BoundNotMet | None = None
-    least = max(ROUNDING_LEVEL * size, LEAST_EPS)
+    least = max(ROUNDING_LEVEL * size, LEAST_EPS_OF_FIT)
     goal = wanted = max(eps or 0.0, least)
     for _ in range(MOST_ATTEMPTS):
         try:

@@ -41,7 +41,7 @@ from attnc.targets.target import Target
 
 READING_SHARE = 0.125
 """The share of eps that the heads which read outputs may use. Each has one or two keys more than with the whole."""
-LEAST_EPS = 1e-12
+LEAST_EPS_OF_READER = 1e-12
 """Least error of a head that reads an output, relative to its range: below it float64 has few digits left."""
 
 
@@ -153,7 +153,7 @@ class _Encoding:
             return EncodedHead((), constant, (f"out.{j}",))
         lo, hi = ends
         line = ExpressionTarget(Expression.parse("t"), Box.parse({"t": (lo, hi)}))
-        built = binomial(line, eps=max(self.eps, LEAST_EPS * (hi - lo)))
+        built = binomial(line, eps=max(self.eps, LEAST_EPS_OF_READER * (hi - lo)))
         (head,) = stock_network(built.program, line.box).heads
         queries = tuple(_scaled(query, output, input_channel("t")) for query in head.queries)
         return _through(head.keys, queries, self.names, (f"out.{j}",))

@@ -47,7 +47,7 @@ from attnc.targets.box import Box
 U = UNIT_ROUNDOFF["float64"]
 NEGLIGIBLE_SLOPES = 2.0**-11
 """Share of the goal below which the bound on the whole box is added to every cell, instead of a bound of its own."""
-FURTHER_ROUNDINGS = 16
+ROUNDINGS_OF_TERM = 16
 """Roundings of a term besides those of its factors and of the sum over keys: the two differences, the division by the
 sum of weights, the products of p, d and a, the sum with that of the V_k, and a read-out of both; a few to spare."""
 NUMBERS_AT_A_TIME = 2**20  # numbers of a table of boxes × keys that are held together: 8 MB
@@ -82,7 +82,7 @@ class SlopeRounding:
         """Return bounds over boxes."""
         rounds, d = self.roundings, centres.shape[1]
         reach = (np.abs(centres) + radii) * (1 + 4 * rounds.unit)
-        n = rounds.count + FURTHER_ROUNDINGS
+        n = rounds.count + ROUNDINGS_OF_TERM
         found = np.zeros((len(centres), len(self.stage.constant.mid), d))
         affine = rounds.sizes[:, :-1] if rounds.sizes.shape[1] > 1 else np.zeros((found.shape[1], d))
         found += affine * (n * rounds.unit / (1 - n * rounds.unit)) + rounds.underflow
@@ -136,7 +136,7 @@ def _head_bounds(
     reached = sizes[None] + mean_size[:, None]  # T_ki
     is_big = (computed > u / 8) | (keys * u > 0.1)
     depth = np.minimum(is_big.sum(axis=1), rounds.depth + 1)[:, None]
-    n = 2 * depth + rounds.count + after + FURTHER_ROUNDINGS + 2 * d
+    n = 2 * depth + rounds.count + after + ROUNDINGS_OF_TERM + 2 * d
     gamma = np.where(n * u < 0.5, n * u / (1 - np.minimum(n * u, 0.5)), np.nan)
     lost = 4 * keys * (math.exp(NEGLIGIBLE[dtype]) + np.finfo(dtype).smallest_normal)
     of_slopes = rounds.score_errors[:, :d]  # the roundings of a_ki

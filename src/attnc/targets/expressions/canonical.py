@@ -46,7 +46,7 @@ Term = tuple[Monomial, Fraction]
 Form = tuple[Term, ...]
 """Terms, sorted by monomial. Coefficients are not 0."""
 
-MAX_TERMS = 2**12
+MAX_TERMS_OF_PRODUCT = 2**12
 """Maximum number of terms of a product that is multiplied out, to bound the time: this many take 0.3 s."""
 MAX_EXPANDED_EXPONENT = 4096
 """Powers with a larger exponent are atoms. Multiplied out, their coefficients would take kilobytes each."""
@@ -137,7 +137,7 @@ class _CanonicalForms:
         return ((((number, Fraction(exponent)),), Fraction(1)),)
 
     def _times(self, a: Form, b: Form) -> Form:
-        if len(a) * len(b) > MAX_TERMS or not (self._expands or self._is_short(a, b)):
+        if len(a) * len(b) > MAX_TERMS_OF_PRODUCT or not (self._expands or self._is_short(a, b)):
             a, b = self._whole(a, 1), self._whole(b, 1)
         return _collected(_product(left, right) for left in a for right in b)
 
@@ -164,7 +164,7 @@ class _CanonicalForms:
         if len(a) == 1:
             ((monomial, coefficient),) = a
             return (_term({atom: exponent * n for atom, exponent in monomial}, coefficient**n),)
-        if n < 0 or not self._expands or math.comb(len(a) + n - 1, n) > MAX_TERMS:
+        if n < 0 or not self._expands or math.comb(len(a) + n - 1, n) > MAX_TERMS_OF_PRODUCT:
             return self._whole(a, n)
         return reduce(self._times, [a] * n)
 
