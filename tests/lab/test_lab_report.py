@@ -116,7 +116,7 @@ RECOMPUTED: dict[str, Callable[[Path, str], float]] = {
     "scaling-3-exponent": slope("D", "anchors", -1, kind="compose"),
     "two_dimensional-0-exponent": lambda f, name: -slope("eps", "anchors", kind="self")(f, name),
     "learnability-5-drift": final_distance,
-    "noise-2-norms_random": ratio_of_medians,
+    "noise-3-norms_random": ratio_of_medians,
     "perturbation-1-hard_clip": largest("slope", subject="hard clip", part="all"),
     "sequences-0-exponent_2": slope("P", "max_error", kind="constructed", model="two layers", n="2"),
     "incontext-0-one_head": slope("eps", "error", kind="step", heads="1"),
