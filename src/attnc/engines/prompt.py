@@ -242,6 +242,8 @@ class HeadFamily:
         return [(columns, row) for columns, row in added if row.any()]
 
     def _group(self, queries: np.ndarray, keys: np.ndarray, silent: np.ndarray) -> list[tuple[Rows, np.ndarray]]:
+        if len(self.alphas) == 1 and not len(silent) and keys.ndim == 2:
+            return self._single(queries, keys)
         quiet = None
         if len(silent):
             common = [form.alphas[0] * form(queries, silent) for form in self.forms if form.is_common]
@@ -251,6 +253,18 @@ class HeadFamily:
         mixed = (total @ seen if seen.ndim == 2 else np.einsum("qs,qsa->qa", total, seen) for total in attention)
         outputs = zip(mixed, self.outputs, strict=True)
         return [(columns, values @ self.W_V @ W_O) for values, (_, columns, W_O) in outputs]
+
+    def _single(self, queries: np.ndarray, keys: np.ndarray) -> list[tuple[Rows, np.ndarray]]:
+        """Return the outputs of one head. Its values are averaged before they are divided, and scores stay in place."""
+        scores = self._buffer("scores", len(queries), keys[:, 0])
+        first, *others = self.forms
+        np.matmul(queries[:, first.q] @ first.A * first.alphas[0], keys[:, first.k].T, out=scores)
+        for form in others:
+            scores += form.alphas[0] * form(queries, keys)
+        scores -= scores.max(axis=1, keepdims=True)
+        np.exp(scores, out=scores)
+        mixed = (scores @ keys[:, self.values]) / scores.sum(axis=1)[:, None]
+        return [(columns, weights[0] * mixed @ self.W_V @ W_O) for weights, columns, W_O in self.outputs]
 
     def _attention(
         self, scores: Sequence[np.ndarray], quiet: Float[np.ndarray, "queries silent"] | None = None
