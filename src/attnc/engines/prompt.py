@@ -35,6 +35,8 @@ SMALL_MATRIX = 2**16
 """Maximum number of entries of an affine map that is kept dense: 512 KiB in float64, which fit into the cache."""
 WORKING_CELLS = 2**22
 """Number of scores held at a time: 32 MiB of float64. Queries are taken in blocks."""
+WIDE = 2**20
+"""Maximum number of entries of a projection that is kept dense whatever it holds: 8 MiB of float64."""
 SAFE_SPREAD = {"float64": 300.0, "float32": 30.0}
 """Largest spread of scores at which exponentials neither overflow nor vanish without a shift."""
 
@@ -168,7 +170,7 @@ class _AttentionPlan:
 class ScoreForm:
     """Scores S = queries[:, q]·A·keys[:, k]ᵀ, of which head h uses α_h·S."""
 
-    A: np.ndarray
+    A: np.ndarray | csr_array
     q: slice
     k: slice
     alphas: np.ndarray
@@ -196,8 +198,8 @@ class HeadFamily:
 
     forms: tuple[ScoreForm, ...]
     values: slice
-    W_V: np.ndarray
-    outputs: tuple[tuple[np.ndarray, Rows, np.ndarray], ...]  # (weights of the heads, columns, W_O)
+    W_V: np.ndarray | csr_array
+    outputs: tuple[tuple[np.ndarray, Rows, np.ndarray | csr_array], ...]  # (weights of the heads, columns, W_O)
     groups: tuple[tuple[Rows, Rows, Rows], ...]  # (queries, the keys that they see, those of them that are silent)
     own: tuple[tuple[np.ndarray, np.ndarray], ...]  # (queries, for each of them the keys that it sees)
     buffers: dict[tuple[str, int, int], np.ndarray] = field(default_factory=dict)
@@ -213,7 +215,8 @@ class HeadFamily:
             own_parts = [keyed[:, form.k] for form in forms if not form.is_common]
             is_silent = ~np.any([part.any(axis=1) for part in (*own_parts, keyed[:, values])], axis=0)
         split = tuple((rows, *_split(seen, is_silent)) for rows, seen in groups)
-        return cls(forms, values, W_V[values], _outputs(heads), split, own)
+        outputs = tuple((weights, columns, _thin(W_O)) for weights, columns, W_O in _outputs(heads))
+        return cls(forms, values, _thin(W_V[values]), outputs, split, own)
 
     def __call__(self, state: np.ndarray, keyed: np.ndarray) -> list[tuple[Rows, Rows, np.ndarray]]:
         made: list[tuple[Rows, Rows, np.ndarray]] = []
@@ -320,7 +323,17 @@ def _forms(heads: Sequence[Head]) -> tuple[ScoreForm, ...]:
 
     If some column is no multiple, every head has a form of its own.
     """
-    products = np.stack([head.W_Q @ head.W_K.T for head in heads])
+    if len(heads) == 1 and max(heads[0].W_Q.size, heads[0].W_K.size) > WIDE:
+        from scipy.sparse import csr_array
+
+        product = csr_array(heads[0].W_Q) @ csr_array(heads[0].W_K).T
+        return (ScoreForm(product, slice(None), slice(None), np.ones(1, heads[0].W_Q.dtype)),)
+    # A wide state has few channels that scores read.
+    asked, keyed = (
+        np.flatnonzero(np.any([W.any(axis=1) for W in given], axis=0))
+        for given in ([head.W_Q for head in heads], [head.W_K for head in heads])
+    )
+    products = np.stack([head.W_Q[asked] @ head.W_K[keyed].T for head in heads])
     first = products[0]
     used = np.flatnonzero(products.any(axis=(0, 1)))
     by_ratio: dict[tuple[float, ...], list[int]] = {}
@@ -333,18 +346,32 @@ def _forms(heads: Sequence[Head]) -> tuple[ScoreForm, ...]:
             break
         by_ratio.setdefault(tuple(ratios), []).append(int(column))
     else:
-        return tuple(_form(first, columns, np.array(ratios, first.dtype)) for ratios, columns in by_ratio.items()) or (
-            ScoreForm(np.zeros((0, 0), first.dtype), slice(0, 0), slice(0, 0), np.ones(len(heads), first.dtype)),
-        )
+        return tuple(
+            _form(first, columns, np.array(ratios, first.dtype), asked, keyed) for ratios, columns in by_ratio.items()
+        ) or (ScoreForm(np.zeros((0, 0), first.dtype), slice(0, 0), slice(0, 0), np.ones(len(heads), first.dtype)),)
     unit = np.eye(len(heads), dtype=first.dtype)
-    return tuple(_form(product, used.tolist(), unit[h]) for h, product in enumerate(products))
+    return tuple(_form(product, used.tolist(), unit[h], asked, keyed) for h, product in enumerate(products))
 
 
-def _form(product: np.ndarray, columns: list[int], alphas: np.ndarray) -> ScoreForm:
-    chosen = np.zeros_like(product)
-    chosen[:, columns] = product[:, columns]
-    q, k = _cover(np.flatnonzero(chosen.any(axis=1))), _cover(np.flatnonzero(chosen.any(axis=0)))
-    return ScoreForm(np.ascontiguousarray(chosen[q, k]), q, k, alphas)
+def _thin(matrix: np.ndarray) -> np.ndarray | csr_array:
+    """Return a large matrix that is mostly zero without its zeros."""
+    if matrix.size <= WIDE or 100 * np.count_nonzero(matrix) > matrix.size:
+        return matrix
+    from scipy.sparse import csr_array
+
+    return csr_array(matrix)
+
+
+def _form(
+    product: np.ndarray, columns: list[int], alphas: np.ndarray, asked: np.ndarray, keyed: np.ndarray
+) -> ScoreForm:
+    """Return the form of these columns of a product, whose rows and columns are the channels `asked` and `keyed`."""
+    rows = np.flatnonzero(product[:, columns].any(axis=1))
+    kept = np.array([column for column in columns if product[:, column].any()], np.int64)
+    q, k = _cover(asked[rows]), _cover(keyed[kept])
+    A = np.zeros((q.stop - q.start, k.stop - k.start), product.dtype)
+    A[np.ix_(asked[rows] - q.start, keyed[kept] - k.start)] = product[np.ix_(rows, kept)]
+    return ScoreForm(A, q, k, alphas)
 
 
 def _outputs(heads: Sequence[Head]) -> tuple[tuple[np.ndarray, Rows, np.ndarray], ...]:

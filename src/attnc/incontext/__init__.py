@@ -16,7 +16,15 @@ from attnc.incontext.programs import InContextProgram, load
 from attnc.incontext.prompt import Prompt
 from attnc.incontext.strongly_convex import ExampleBounds, plan_strongly_convex
 
-_LINEAR = ("PoissonRegressor", "ElasticNet", "Lasso", "LogisticRegression", "LinearRegression", "Ridge")
+_LINEAR = (
+    "PoissonRegressor",
+    "ElasticNet",
+    "Lasso",
+    "LogisticRegression",
+    "LinearRegression",
+    "Ridge",
+    "RidgeSelection",
+)
 _KERNEL = ("KNeighborsRegressor", "KernelRidge", "NadarayaWatson")
 _ESTIMATORS = dict.fromkeys(_KERNEL, "kernel_models") | dict.fromkeys(_LINEAR, "linear_models")
 

@@ -4,12 +4,13 @@ Theorem.  With c_j = 2(−1)^{j+1} (m!)²/((m−j)!(m+j)!) the sum  D(r) = Σ_{j
           |e(r)| ≤ E(r̄) = r̄·(m!)²/(2m+1)!·(εr̄)^{2m}·exp((mεr̄)²/(4m+6))  for |r| ≤ r̄.
 Heads.    j = ±1 … ±m: score jεr_i, value x_i, output weight c_|j|/(2jε), beside a sink of score C and value 0.
           The sink makes every denominator e^C(1+θ), 0 ≤ θ ≤ K·e^{mεr̄−C} over K keys: a sum, not an average.
-Product.  Σ_j c_j sinh(jεa)·sinh(jεb)/(jε)² = ab + e, |e| ≤ 2E(2) for |a|, |b| ≤ 1, takes four heads for each j, with
+Product.  Σ_j c_j sinh(jεa)·sinh(jεb)/(jε)² = ab + e, |e| ≤ E(2)/(2m+2) for |a|, |b| ≤ 1: four heads for each j, with
           scores jε(±a_i ± b_i). It sums Σ a_i b_i x_i for two numbers a_i and b_i that scores compute.
 Proof.    Σ_j c_j = 1 and Σ_j c_j j^{2k} = 0 for 0 < k < m. For k ≥ m the sum is (−1)^{m+1}(m!)²·h_{k−m}(1², …, m²),
           with h the complete homogeneous polynomial. So the series of e has terms of one sign, |e| grows with |r|, and
           h_n ≤ C(n+m−1, n)·m^{2n} with (m)_n/(2m+2)_{2n} ≤ (4m+6)^{−n} sums it. The sum for a product is
-          ½(Q(a+b) − Q(a−b)) with Q(t) = 2Σ_j c_j (cosh(jεt) − 1)/(2(jε)²), Q′ = D: so |Q(t) − t²/2| ≤ |t|·E(t).
+          ½(Q(a+b) − Q(a−b)) with Q(t) = Σ_j c_j (cosh(jεt) − 1)/(jε)², Q′ = D. As e has powers from 2m+1 on, it is
+          |Q(t) − t²/2| ≤ |t|·E(t)/(2m+2), a convex function of t, and |a+b| + |a−b| ≤ 2.
 """
 
 from __future__ import annotations
@@ -199,6 +200,11 @@ class Differences:
 class Products(Differences):
     """Heads for sums Σ a_i b_i x_i with |a_i|, |b_i| ≤ 1: four for each j, with the signs of `SIGNS`."""
 
+    @property
+    def product_truncation(self) -> float:
+        """The bound of the error of a product of two factors in [−1, 1]."""
+        return self.truncation(2.0) / (2 * self.heads + 2)
+
     def product_weight(self, j: int) -> float:
         """Return the output weight c_j/(4(jε)²) of the heads at node j, up to its sign."""
         return self.weight(j) / (2 * j * self.eps)
@@ -240,7 +246,7 @@ class Products(Differences):
         def error(one: Products) -> float:
             steps = range(1, one.heads + 1)
             rounding = sum(4 * abs(one.product_weight(j)) * math.exp(2 * j * one.eps) for j in steps)
-            return 2 * one.truncation(2.0) + 4 * u * rounding
+            return one.product_truncation + 4 * u * rounding
 
         return min((cls(heads, math.ldexp(1.0, -k)) for k in range(20)), key=error)
 

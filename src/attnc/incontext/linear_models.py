@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
-from scipy.special import expit
+from scipy.special import expit, softmax
 from sklearn.base import ClassifierMixin, RegressorMixin
-from sklearn.utils.multiclass import check_classification_targets, type_of_target
-from sklearn.utils.validation import check_X_y
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, check_X_y
 
 from attnc.engines.prompt import run
 from attnc.incontext.acceleration import METHODS, Schedule
@@ -25,6 +26,7 @@ from attnc.incontext.estimators import (
     FitError,
     LinearEstimator,
     Rule,
+    Weighing,
     eigenvalue_bounds,
     method_rule,
     warn_of,
@@ -34,6 +36,7 @@ from attnc.incontext.newton_glm import MOST_TURNS, CurvedTask
 from attnc.incontext.programs import InContextProgram
 from attnc.incontext.prompt import Prompt
 from attnc.incontext.safeguard import largest_weight
+from attnc.incontext.softmax_regression import SoftmaxTask
 from attnc.incontext.turns import CURVATURES, Examples
 from attnc.numerics.arrays import Float
 
@@ -325,6 +328,90 @@ class LinearRegression(LeastSquares):
     """
 
     tol: float = 1e-13
+
+
+@dataclass(eq=False, repr=False)
+class RidgeSelection(LinearRegressor):
+    """Ridge regression whose program chooses the penalty, by its error on held-out examples of the prompt.
+
+    The fits for all penalties run side by side on the first examples, by Newton–Schulz turns. Then each sums the
+    squares of its residuals on the last examples, and one head returns the weights of the smallest sum. They are not
+    fitted again on all examples.
+
+    Parameters
+    ----------
+    alphas : sequence of float
+        The penalties, above 0, at least two.
+    held_out : float
+        The share of the examples, the last ones, that are held out, between 0 and 1.
+    fit_intercept, heads, max_rows
+        As for `Ridge`. `max_rows` is at least the rows of X, and the held-out examples are the last of them.
+
+    Attributes
+    ----------
+    alpha_ : float
+        The chosen penalty.
+    losses_ : array of shape (penalties,)
+        The sums of squares on the held-out examples that the program computed, in units of the squared norm of y.
+    coef_, intercept_, program_, start_, prompt_, trajectory_, n_iter_
+        As for `Ridge`.
+
+    Examples
+    --------
+    >>> import attnc
+    >>> X = [[float(i), float(i * i % 7)] for i in range(12)]
+    >>> model = attnc.incontext.RidgeSelection(alphas=(0.01, 1000.0)).fit(X, [3.0 * a - b for a, b in X])
+    >>> model.alpha_
+    0.01
+    """
+
+    alphas: Sequence[float] = (0.01, 0.1, 1.0, 10.0, 100.0)
+    _: KW_ONLY
+    held_out: float = 0.25
+    method: str = NEWTON
+
+    rules: ClassVar[dict[str, Rule]] = method_rule(NEWTON) | {
+        "alphas": (
+            lambda value: len(value) > 1 and all(0 < one < math.inf for one in value),
+            "alphas are two or more penalties above 0",
+        ),
+        "held_out": (lambda value: 0 < value < 1, "held_out is a share between 0 and 1"),
+    }
+
+    def _fit(self, X: np.ndarray, y: np.ndarray) -> None:
+        if self.max_rows is not None and self.max_rows != len(X):
+            raise FitError(f"the last rows of the prompt are held out: it takes max_rows={len(X)}, the rows of X")
+        held = math.ceil(len(X) * float(self.held_out))
+        if len(X) - held < 1:
+            raise FitError(f"a share of {self.held_out:g} holds out all of n_samples = {len(X)} example(s)")
+        omega, kept = self._weighing.over(len(X)), slice(0, len(X) - held)
+        alphas = np.array([float(alpha) for alpha in self.alphas]) / self._weighing.most
+        units = ColumnUnits.of(X[kept], y[kept], omega[kept], centred=self.fit_intercept, centred_y=self.fit_intercept)
+        targets, moved = y - units.centre, X - units.mean
+        norms = np.sqrt(omega @ moved**2 + alphas.max()) * (1 + 1e-12)
+        spread = float(np.sqrt(omega @ targets**2)) * (1 + 1e-12) or 1.0
+        units = replace(units, scale=norms, spread=np.asarray(spread))
+        columns, penalties = units.prompt(X), alphas[:, None] / norms**2
+        gram = (columns[kept].T * omega[kept]) @ columns[kept]
+        least = min(eigenvalue_bounds(gram + np.diag(penalty))[1] for penalty in penalties)
+        condition = min(4.0 ** math.ceil(math.log(max(LEAST_CONDITION, X.shape[1] / least), 4)), FINEST)
+        task = NewtonTask(self._room(X), condition, penalties=tuple(map(tuple, penalties.tolist())), held_out=held)
+        self.n_iter_ = task.turns
+        tokens = task.tokens(columns, targets / spread, np.zeros(X.shape[1]), self._weighing.relative)
+        program = InContextProgram(task.program(), task.domain, type(self).__name__)
+        self._run_on(task, units, [np.zeros(X.shape[1]), tokens], program)
+        losses: list[np.ndarray] = []
+
+        def watch(layer: Any, state: np.ndarray) -> None:
+            if layer.name == "held_out":
+                losses.append(state[: -1 : task.size, layer.channels.index("loss")].copy())
+
+        run(program.program, [np.zeros(X.shape[1]), tokens], watch)
+        self.losses_ = losses[0]
+        self.alpha_ = float(self.alphas[int(np.argmin(self.losses_))])
+        if self._weighing.given is not None:
+            self._weighing = Weighing(self._weighing.given[kept])
+        self._enclose(self._fits("squared", X[kept], y[kept], self.alpha_))
 
 
 @dataclass(eq=False, repr=False)
@@ -650,9 +737,11 @@ class PoissonRegressor(LinearRegressor, CurvedEstimator):
 
 @dataclass(eq=False, repr=False)
 class LogisticRegression(ClassifierMixin, CurvedEstimator):  # type: ignore[misc]
-    """argmin C·Σ log(1 + e^{−s_i(w·x_i + b)}) + ½|w|² over two classes, s_i = ±1, by two layers of attention per step.
+    """argmin C·Σ log(1 + e^{−s_i(w·x_i + b)}) + ½|w|² over two classes, s_i = ±1, by attention.
 
-    The columns are centred (fit_intercept) and divided by √(mean square + 4/(C·n)) before they enter the prompt.
+    Newton steps take three layers each. With more than two classes the loss is the cross entropy of the softmax, which
+    attention computes exactly, and the steps are gradient steps of two layers each: method="newton" then stands for
+    "nesterov". The columns are centred (fit_intercept) and scaled before they enter the prompt.
     `coef_` and `intercept_` are in the user's units. T is the number of steps that shrink the error of a quadratic with
     this penalty and this largest eigenvalue to `tol`, at most max_iter. Momentum is then fitted to T. If a plane
     separates the classes, only the penalty bounds the weights. If it is weak, a ConvergenceWarning states the remaining
@@ -669,11 +758,11 @@ class LogisticRegression(ClassifierMixin, CurvedEstimator):  # type: ignore[misc
 
     Attributes
     ----------
-    classes_ : array of shape (2,)
+    classes_ : array of shape (classes,)
         The labels.
-    coef_ : array of shape (1, features)
+    coef_ : array of shape (1, features), or (classes, features) if there are more than two classes
         The weights of the columns.
-    intercept_ : array of shape (1,)
+    intercept_ : array of shape (1,) or (classes,)
         The intercept.
     program_ : attnc.incontext.InContextProgram
         Its input is prompt_.
@@ -702,19 +791,17 @@ class LogisticRegression(ClassifierMixin, CurvedEstimator):  # type: ignore[misc
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.classifier_tags.multi_class = False
+        tags.classifier_tags.multi_class = True
         return tags
 
     def _fit(self, X: np.ndarray, y: np.ndarray) -> None:
         check_classification_targets(y)
         self.classes_, labels = np.unique(y, return_inverse=True)
-        if type_of_target(y) != "binary" or len(self.classes_) > 2:
-            raise FitError(
-                f"Only binary classification is supported. The type of the target is {type_of_target(y)}: "
-                f"y has {len(self.classes_)} classes"
-            )
         if len(self.classes_) < 2:
             raise FitError("Classifier can't train when only one class is present: y needs two classes")
+        if len(self.classes_) > 2:
+            self._fit_classes(X, np.eye(len(self.classes_))[labels], 1 / self.C / self._weighing.most)
+            return
         targets = labels.astype(np.float64)
         penalty = 1 / self.C / self._weighing.most  # all of the objective is divided by C and by the largest weight
         if not (self.method == NEWTON and self._fit_by_newton("logistic", X, targets, penalty)):
@@ -753,11 +840,35 @@ class LogisticRegression(ClassifierMixin, CurvedEstimator):  # type: ignore[misc
                 "Raise max_iter, or lower C."
             )
 
+    def _fit_classes(self, X: np.ndarray, targets: np.ndarray, inverse: float) -> None:
+        """Fit more than two classes, by gradient steps on one-hot targets."""
+        omega = self._weighing.over(len(X))
+        units = ColumnUnits.of(
+            X, targets, omega, centred=self.fit_intercept, centred_y=False, damping=2 * inverse / float(omega.sum())
+        )
+        columns, penalty = self._with_intercept(units, X, inverse)
+        L, _ = eigenvalue_bounds((columns.T * omega) @ columns / 2 + np.diag(penalty))
+        method = NESTEROV if self.method == NEWTON else self.method
+        schedule = self._paced(L, min(float(penalty[: X.shape[1]].min()), L), method)
+        prompt = replace(self._room(X, intercept=self.fit_intercept), targets=targets.shape[1])
+        sizes = Sizes(prompt.rows, 2, _longest(columns), 1.0, 2.0)
+        task = SoftmaxTask(prompt, schedule, choose(sizes, self.heads, "float64"), 1.0, tuple(penalty))
+        domain = Domain(prompt, sizes.x, target=1.0, L=L, curvature=0.5, penalty=task.penalty)
+        _, gradient = self._run(task, units, X, targets, domain)
+        self.gradient_bound_ = task.gradient_bound(sizes.x, 3 * float(np.abs(self.trajectory_).max()) * len(penalty))
+        self.gradient_norm_ = float(np.linalg.norm(gradient))
+        scale = float(np.linalg.norm((columns.T * omega) @ (targets - targets.mean(axis=0)))) or 1.0
+        if self.gradient_norm_ > LEFT_OVER * scale:
+            warn_of(
+                f"stopped after {self.n_iter_} steps with a gradient of norm {self.gradient_norm_:.3g}: raise "
+                "max_iter, or lower C"
+            )
+
     def _in_units(self, answers: np.ndarray) -> np.ndarray:
         return answers
 
-    def decision_function(self, X: Any) -> Float[np.ndarray, " rows"]:
-        """Return w·x + b for every row of X. It is above 0 for the second class.
+    def predict_bound(self, X: Any) -> Float[np.ndarray, " rows"]:
+        """Return a proven bound of |w·x + b − (w*·x + b*)| for every row x, for two classes.
 
         Parameters
         ----------
@@ -766,12 +877,19 @@ class LogisticRegression(ClassifierMixin, CurvedEstimator):  # type: ignore[misc
         Returns
         -------
         Array of shape (rows,).
-        """
-        scores: np.ndarray = self._queries(X) @ self.coef_[0] + self.intercept_[0]
-        return scores
 
-    def predict_proba(self, X: Any) -> Float[np.ndarray, "rows 2"]:
-        """Return the probabilities of both classes for every row of X.
+        Raises
+        ------
+        FitError
+            If there are more than two classes, for which nothing is proved.
+        """
+        check_is_fitted(self)
+        if len(self.classes_) > 2:
+            raise FitError(f"bounds are proved for two classes, found {len(self.classes_)}")
+        return super().predict_bound(X)
+
+    def decision_function(self, X: Any) -> Float[np.ndarray, " *shape"]:
+        """Return w·x + b for every row of X. With two classes, it is above 0 for the second.
 
         Parameters
         ----------
@@ -779,13 +897,30 @@ class LogisticRegression(ClassifierMixin, CurvedEstimator):  # type: ignore[misc
 
         Returns
         -------
-        Array of shape (rows, 2), in the order of `classes_`.
+        Array of shape (rows,), or (rows, classes) if there are more than two.
         """
-        second = expit(self.decision_function(X))
+        scores: np.ndarray = self._queries(X) @ self.coef_.T + self.intercept_
+        return scores[:, 0] if len(self.classes_) == 2 else scores
+
+    def predict_proba(self, X: Any) -> Float[np.ndarray, "rows classes"]:
+        """Return the probabilities of all classes for every row of X.
+
+        Parameters
+        ----------
+        X : array-like of shape (rows, features)
+
+        Returns
+        -------
+        Array of shape (rows, classes), in the order of `classes_`.
+        """
+        scores = self.decision_function(X)
+        if scores.ndim == 2:
+            return np.asarray(softmax(scores, axis=1))
+        second = expit(scores)
         return np.column_stack([1 - second, second])
 
     def predict(self, X: Any) -> np.ndarray:
-        """Predict the likelier label for every row of X.
+        """Predict the likeliest label for every row of X.
 
         Parameters
         ----------
@@ -795,8 +930,9 @@ class LogisticRegression(ClassifierMixin, CurvedEstimator):  # type: ignore[misc
         -------
         Array of shape (rows,), with labels of `classes_`.
         """
-        is_second = self.decision_function(X) > 0
-        chosen: np.ndarray = self.classes_[is_second.astype(int)]
+        scores = self.decision_function(X)
+        best = scores.argmax(axis=1) if scores.ndim == 2 else (scores > 0).astype(int)
+        chosen: np.ndarray = self.classes_[best]
         return chosen
 
 

@@ -138,6 +138,11 @@ class NewtonTask:
         return self.prompt.rows if self.is_causal else max(1, len(self.penalties))
 
     @property
+    def size(self) -> int:
+        """The number of tokens of a group: its states, and its rows of M."""
+        return self.prompt.targets + self.prompt.num_weights
+
+    @property
     def trace(self) -> float:
         """The bound τ of the trace of S: the number of columns, whose squares add up to at most 1."""
         return float(self.prompt.num_weights)
@@ -259,23 +264,18 @@ class _NewtonBuilder:
     @property
     def tokens(self) -> int:
         """All groups, each with its states and its rows of M, and the sink."""
-        return self.task.groups * self.size + 1
-
-    @property
-    def size(self) -> int:
-        """The number of tokens of a group."""
-        return len(self.targets) + len(self.weights)
+        return self.task.groups * self.task.size + 1
 
     @cached_property
     def states(self) -> np.ndarray:
         """The states, group by group."""
-        starts = self.size * np.arange(self.task.groups)
+        starts = self.task.size * np.arange(self.task.groups)
         return (starts[:, None] + np.arange(len(self.targets))).reshape(-1)
 
     @cached_property
     def rows(self) -> np.ndarray:
         """The rows of M, of shape (groups, weights)."""
-        starts = self.size * np.arange(self.task.groups)
+        starts = self.task.size * np.arange(self.task.groups)
         return starts[:, None] + len(self.targets) + np.arange(len(self.weights))
 
     def program(self) -> Program:
@@ -343,7 +343,7 @@ class _NewtonBuilder:
         for k, c in enumerate(self.weights):
             layer.set(self.rows[:, k], f"row.{c}", 1.0)
         for k, position in enumerate(self.positions):
-            layer.set(self.size * k + np.arange(self.size), position, 1.0)
+            layer.set(self.task.size * k + np.arange(self.task.size), position, 1.0)
 
     def _attending(self) -> Attending:
         mask = Mask(np.zeros(self.tokens, np.int32), self._hidden()) if self.task.prompt.queries else None
@@ -379,7 +379,7 @@ class _NewtonBuilder:
     def _rows_layer(self) -> Attention:
         """Let every token see the rows of its group and the sink. States are hidden as keys."""
         differences, C = self.task.over_rows
-        groups = np.repeat(np.arange(self.task.groups, dtype=np.int32), self.size)
+        groups = np.repeat(np.arange(self.task.groups, dtype=np.int32), self.task.size)
         asking = np.append(groups, 0).astype(np.int32)
         seen = np.append(groups, EVERY_QUERY).astype(np.int32)
         seen[self.states] = self.task.groups

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.special import expit
+from scipy.special import expit, logsumexp, softmax
 
 from attnc.errors import InputError
 from attnc.incontext.descent import Task
@@ -21,9 +21,17 @@ from attnc.ir.shapes import streams
 from attnc.numerics.arrays import Float, Int
 
 Array = np.ndarray
+
+
+def _of_classes(z: Array, y: Array) -> Array:
+    """Return the logistic loss over several classes, whose targets are one-hot."""
+    return np.asarray(logsumexp(z, axis=1) - (y * z).sum(axis=1))
+
+
 LOSSES: dict[str, tuple[Callable[[Array, Array], Array], Callable[[Array], Array]]] = {
     "squared": (lambda z, y: (z - y) ** 2 / 2, lambda z: z),
     "poisson": (lambda z, y: np.exp(z) - y * z, np.exp),
+    "softmax": (_of_classes, lambda z: softmax(z, axis=1)),
     "logistic": (lambda z, y: np.logaddexp(0, z) - y * z, expit),
 }
 """Name of a loss → its value at z = w·x̃ and y, and its mean function A′(z); the derivative by z is A′(z) − y."""
