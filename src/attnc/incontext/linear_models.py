@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from scipy.special import expit, softmax
@@ -26,7 +26,6 @@ from attnc.incontext.estimators import (
     FitError,
     LinearEstimator,
     Rule,
-    Weighing,
     eigenvalue_bounds,
     method_rule,
     warn_of,
@@ -378,26 +377,46 @@ class RidgeSelection(LinearRegressor):
         "held_out": (lambda value: 0 < value < 1, "held_out is a share between 0 and 1"),
     }
 
+    def fit(self, X: Any, y: Any) -> Self:  # type: ignore[override]
+        """Fit the model to examples X (rows, features) and targets y, the last of which are held out.
+
+        Parameters
+        ----------
+        X : array-like of shape (rows, features)
+            The examples.
+        y : array-like of shape (rows,)
+            Their targets.
+
+        Returns
+        -------
+        The estimator itself.
+
+        Raises
+        ------
+        FitError
+            If the data or a parameter cannot be used. It is also a ValueError.
+        """
+        return self._fit_weighted(X, y, None)
+
     def _fit(self, X: np.ndarray, y: np.ndarray) -> None:
         if self.max_rows is not None and self.max_rows != len(X):
             raise FitError(f"the last rows of the prompt are held out: it takes max_rows={len(X)}, the rows of X")
         held = math.ceil(len(X) * float(self.held_out))
         if len(X) - held < 1:
             raise FitError(f"a share of {self.held_out:g} holds out all of n_samples = {len(X)} example(s)")
-        omega, kept = self._weighing.over(len(X)), slice(0, len(X) - held)
-        alphas = np.array([float(alpha) for alpha in self.alphas]) / self._weighing.most
-        units = ColumnUnits.of(X[kept], y[kept], omega[kept], centred=self.fit_intercept, centred_y=self.fit_intercept)
+        kept, alphas = slice(0, len(X) - held), np.array([float(alpha) for alpha in self.alphas])
+        units = self._centred(X[kept], y[kept], 0.0)
         targets, moved = y - units.centre, X - units.mean
-        norms = np.sqrt(omega @ moved**2 + alphas.max()) * (1 + 1e-12)
-        spread = float(np.sqrt(omega @ targets**2)) * (1 + 1e-12) or 1.0
+        norms = np.sqrt((moved**2).sum(axis=0) + alphas.max()) * (1 + 1e-12)
+        spread = float(np.linalg.norm(targets)) * (1 + 1e-12) or 1.0
         units = replace(units, scale=norms, spread=np.asarray(spread))
         columns, penalties = units.prompt(X), alphas[:, None] / norms**2
-        gram = (columns[kept].T * omega[kept]) @ columns[kept]
+        gram = columns[kept].T @ columns[kept]
         least = min(eigenvalue_bounds(gram + np.diag(penalty))[1] for penalty in penalties)
         condition = min(4.0 ** math.ceil(math.log(max(LEAST_CONDITION, X.shape[1] / least), 4)), FINEST)
         task = NewtonTask(self._room(X), condition, penalties=tuple(map(tuple, penalties.tolist())), held_out=held)
         self.n_iter_ = task.turns
-        tokens = task.tokens(columns, targets / spread, np.zeros(X.shape[1]), self._weighing.relative)
+        tokens = task.tokens(columns, targets / spread, np.zeros(X.shape[1]))
         program = InContextProgram(task.program(), task.domain, type(self).__name__)
         self._run_on(task, units, [np.zeros(X.shape[1]), tokens], program)
         losses: list[np.ndarray] = []
@@ -409,8 +428,6 @@ class RidgeSelection(LinearRegressor):
         run(program.program, [np.zeros(X.shape[1]), tokens], watch)
         self.losses_ = losses[0]
         self.alpha_ = float(self.alphas[int(np.argmin(self.losses_))])
-        if self._weighing.given is not None:
-            self._weighing = Weighing(self._weighing.given[kept])
         self._enclose(self._fits("squared", X[kept], y[kept], self.alpha_))
 
 
