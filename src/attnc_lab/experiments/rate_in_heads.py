@@ -78,7 +78,7 @@ def judge(table: Table) -> Verdicts:
         excess = {H: found.mean / (2 * END / (PER_HEAD * H)) for H, found in by_H.items()}
         last = max(by_H)
         yield Verdict(
-            f"Trained heads have an error of O(1/(nH)) as well: start {start}.",
+            f"Trained heads have an error below |b−a|/((n−2)H), which is O(1/(nH)): start {start}.",
             Status.HOLDS.when(max(excess.values()) <= 1, Status.NOT_REACHED),
             f"the largest error, mean of {SEEDS} seeds, goes from {by_H[1]:.2g} with one head to {by_H[last]:.2g} with "
             f"{last} (95 % intervals over seeds), exponent {law} in H. That is {excess[1]:.2g} and {excess[last]:.2g} "

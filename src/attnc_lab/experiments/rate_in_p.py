@@ -185,7 +185,7 @@ def judge(table: Table) -> Verdicts:
         excess = {p: found.mean / constructed(np.array([p - 1.0]))[0] for p, found in by_p.items()}
         last, best = max(by_p), rows.where(p=max(by_p)).column("mse").min()
         yield Verdict(
-            f"A trained head has an MSE of O(p⁻²) as well, below that of the construction: start {start}.",
+            f"A trained head has an MSE below that of the best construction, which is O(p⁻²): start {start}.",
             Status.HOLDS.when(max(excess.values()) <= 1, Status.NOT_REACHED),
             f"the mean MSE of {SEEDS} seeds goes from {by_p[min(by_p)]:.2g} at p = "
             f"{min(by_p)} to {by_p[last]:.2g} at p = {last} (95 % intervals over seeds), exponent {law} in "
