@@ -13,6 +13,10 @@ value within δ of g. An engine computes Σ_k d_k (a_k·û′) + Σ_k p_k (V_k·
 a_km = κ_k w_m and V_km = ν_k c_m up to a rest, and v_k is that of the line up to r_k. As Σ |d_k| ≤ 2 max |v_k|, and at
 most twice that if slopes are centred,
     |d_j′| ≤ size·δ′·|Σ w_m û_m′| + δ·|Σ c_m û_m′| + Σ_m rest_m |û_m′| + 4 max r_k·max |κ_k|·|Σ w_m û_m′|.
+With a smaller carrier, size·δ′ is growth·|Ĉ|·δ′ + fixed′, as for values (`deviations`): rounding is linear in the sizes
+of values. Where values are 0 and their sizes are φ, the theorem of `gradients` has e_k ≤ φ, e_A ≤ 2.1 φ, D ≤ 4 φ,
+Ā ≤ 1.01 S and T ≤ 2.02 S with S the largest size of a score's slope: less than 20 φ S in all, 2 φ for products that
+underflow, and the number of lost weights.
 
 Rounding.  A gradient is the sum over all paths from an output to a variable, through a key and an entry of the state of
 every stage, of products of the stored and of the computed numbers above. Whatever the order of products and sums, every
@@ -33,7 +37,7 @@ from attnc_checker.averages import Average
 from attnc_checker.claims import Claim, GradientClaim, SlopeClaim
 from attnc_checker.deep.composition import ONE, Combination, Effects, Link, Walk, combined, computed, size_of
 from attnc_checker.deep.deviations import Deviations
-from attnc_checker.deep.lines import divided, moving_terms
+from attnc_checker.deep.lines import T, divided, moving_terms
 from attnc_checker.deep.pieces import ZERO, Piece, Pieces
 from attnc_checker.derivatives import gradient as derivatives
 from attnc_checker.expressions import parse
@@ -49,6 +53,8 @@ from attnc_checker.vectors import most, total
 CENTRED, GATED = arb(4.25), arb(2.125)
 """Largest Σ |d_k| in units of max |v_k|, and largest Σ p_k |V_k − E[V]| in units of max |V_k|, for slopes that may be
 centred. Both have room for computed weights, which add up to at most 1 + 2^−10."""
+FIXED = 20
+"""Rounding of slopes per slope of a score and per size of a value, if the value itself is 0."""
 FURTHER = 64
 """Roundings of a product in a layer besides those of sums."""
 
@@ -93,8 +99,12 @@ def _of_stage(walk: Walk, link: Link, stated: SlopeClaim) -> tuple[Slope, Subjec
     )
     averages = [Average.of(head, link.line.inputs) for head in link.line.heads]
     prover = GradientProver(link.line, [], slope, walk.arithmetic, averages, [])
-    pieces, nothing = Pieces(claim, low, high, link.t.off, bool(walk.axes), slope), arb(0)
-    own = Deviations(about, link.own.size, arb(1), nothing, nothing)
+    pieces, fixed = Pieces(claim, low, high, link.t.off, bool(walk.axes), slope), arb(0)
+    if claim.carrier is not None:
+        for head in link.line.heads:
+            lost = 4 * (head.num_keys + head.silent) * (walk.arithmetic.lost + SMALLEST[walk.arithmetic.name])
+            fixed += (2 + FIXED * most(head.scores.sizes[T])) * link.own.fixed + lost
+    own = Deviations(about, link.own.size, link.own.growth, fixed, arb(0))
     return Slope(pieces, own, *_numbers(walk, link)), Subject(about, stated.leaves, stated.leaf_bounds, prover)
 
 
@@ -200,7 +210,7 @@ class _Gradient:
             )
             beta[link.place] = combined(rules, (wide, link.t, beta), (g, link.unit, beta)) | {link.place: ONE}
             t, off = values[link.argument], link.t.off
-            added = slope.own.size * slope.own.largest(t, off) * size_t + link.own.largest(t, off) * size_C
+            added = slope.own.over(t, off, size_of(C)) * size_t + link.own.largest(t, off) * size_C
             added += slope.unsure * size_t + total(x * sizes[key] for key, x in slope.rest.items())
             added += size_of(by_value) * link.t.slack + size_of(by_carrier) * link.unit.slack
             added += size_of(C) * bend.jump * size_of(moved) + jump * size_of(carried)

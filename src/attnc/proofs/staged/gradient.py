@@ -15,7 +15,7 @@ from attnc.numerics.intervals import Interval
 from attnc.numerics.limits import check_time, time_share
 from attnc.numerics.quiet import quiet
 from attnc.numerics.rounding import up
-from attnc.proofs.cells.branching import PROVING, Budget, CellBounds, Covering, branch_and_bound
+from attnc.proofs.cells.branching import PROVING, Budget, CellBounds, Covering, Leaf, branch_and_bound
 from attnc.proofs.cells.dyadic import cell_boxes
 from attnc.proofs.cells.kind import SHARP
 from attnc.proofs.kinds.gradient import GradientKind
@@ -187,7 +187,7 @@ def _stage(
     )
 
 
-def _proved_slopes(group: ProvedGroup, eps: float) -> tuple[tuple[Slopes, Deviations], np.ndarray, tuple]:
+def _proved_slopes(group: ProvedGroup, eps: float) -> tuple[tuple[Slopes, Deviations], np.ndarray, tuple[Leaf, ...]]:
     """Return the slopes of g′, the bounds of the computed slopes against g′, and their leaves."""
     (head,) = group.heads
     if group.held is not None or head.noise:
@@ -227,7 +227,9 @@ def _proved_slopes(group: ProvedGroup, eps: float) -> tuple[tuple[Slopes, Deviat
     (tree,) = derivative.outputs
     argument = head.argument
     slopes = Slopes.of(tree, argument.lo, argument.hi, head.argument_error, None, SLOPE_PIECES)
-    return (slopes, Deviations(leaf_intervals(proof), deltas, size, 0.0, 0.0)), deltas, proof.leaves
+    carrier = head.claim.carrier
+    fixed = 0.0 if carrier is None else line.fixed_slopes(head.channel.fixed_size(carrier.form))
+    return (slopes, Deviations(leaf_intervals(proof), deltas, size, fixed, 0.0)), deltas, proof.leaves
 
 
 def _sharper(proof: Covering) -> Covering:

@@ -11,7 +11,8 @@ Proof.    u_j′ = C·g′(t)·t′ + g(t)·C′. The difference of the two, wit
 A head as a function of t, in units of the carrier, has computed slopes within δ′ of g′, and averages within δ of g.
 With the slopes a_km of its scores and V_km of its values by the channel m, an engine computes
               Σ_k d_k (a_k·û′) + Σ_k p_k (V_k·û′),   d_k = p_k (v_k − A),
-where a_km = κ_k·w_m and V_km = ν_k·c_m up to a rest. So |d_j′| ≤ size·δ′·|t̂′| + δ·|Ĉ′| + Σ_m rest_m |û_m′|.
+where a_km = κ_k·w_m and V_km = ν_k·c_m up to a rest. So |d_j′| ≤ size·δ′·|t̂′| + δ·|Ĉ′| + Σ_m rest_m |û_m′|, and |Ĉ|
+takes the place of size, up to rounding that does not scale with the carrier.
 
 Rounding.  A gradient is a sum over all paths from the output to a variable, through a key and a channel of every stage
 on the way, of products of these numbers. Forwards, backwards or in any other order, an engine rounds every product at
@@ -173,7 +174,7 @@ class SlopeFlow:
             for number in range(len(stage)):
                 error, column = float(part.arguments.error[number]), own_t[:, number]
                 of_slopes, of_values = stage.deviations[number], part.deviations[number]
-                largest = products(of_slopes.largest(column, error), of_slopes.size)
+                largest = of_slopes.over(column, error, own_C[:, number].mag)
                 own[:, number] += products(largest, size_t[:, number])
                 own[:, number] += products(of_values.largest(column, error), size_C[:, number])
             slack = part.arguments.slack
