@@ -10,7 +10,7 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from typing import Any, NamedTuple
 
 from attnc_checker.cells import ENCLOSURE, EXCLUDED, TAYLOR, Ends, Leaf, read_leaves
-from attnc_checker.deep.claims import MAX_STAGES, Stages, read_axes, read_stages
+from attnc_checker.deep.claims import MAX_STAGES, Stages, read_axes, read_middles, read_stages
 from attnc_checker.files import BadFile, Object, Refused, field, require, typed
 from attnc_checker.rounding import FORMATS
 
@@ -78,6 +78,7 @@ class SlopeClaim(NamedTuple):
     bound: float
     leaves: tuple[Leaf, ...]
     leaf_bounds: tuple[float, ...]
+    leaf_middles: tuple[float, ...]  # as for stages
 
 
 @dataclass(frozen=True)
@@ -183,7 +184,7 @@ def _slopes(stated: Object) -> SlopeClaim:
     require(len(bounds) == len(leaves), f"{about} have {len(leaves)} leaves and {len(bounds)} bounds")
     in_order = all(0 <= x <= bound for x in (bound, *bounds))
     require(in_order, f"a bound of {about} is negative, or that of a leaf above that of the stage")
-    return SlopeClaim(name, bound, leaves, bounds)
+    return SlopeClaim(name, bound, leaves, bounds, read_middles(stated, leaves, bounds, "gradient.stages."))
 
 
 def _excluded(stated: object, claim: Claim) -> Ends:

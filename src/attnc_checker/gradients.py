@@ -38,7 +38,7 @@ from attnc_checker.derivatives import gradient as derivatives
 from attnc_checker.expressions import Function, evaluate
 from attnc_checker.files import require
 from attnc_checker.forms import SMALLEST, dense
-from attnc_checker.jets import BITS, Poly, add, by_degree, degree, models, norm, variable
+from attnc_checker.jets import BITS, Poly, add, by_degree, degree, norm, variable
 from attnc_checker.leaves import Prover, difference
 from attnc_checker.moments import quotient
 from attnc_checker.network import Stage
@@ -86,7 +86,7 @@ class GradientProver(Prover):
             raise ValueError("a gradient is proved by Taylor models alone")
         d = len(box.centre)
         slopes = [slopes_of(average, box, order, self.arithmetic) for average in self.averages]
-        functions, errors = models(self.function, box, order - 1), []
+        functions, errors = self._functions(box, order - 1), []
         for number, f in enumerate(functions):
             o, i = divmod(number, d)
             form = self.stage.affine[o]

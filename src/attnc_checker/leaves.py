@@ -13,7 +13,7 @@ selection  The gaps between the scores of a head give p_k ≤ e^{−g_k} p_j, wh
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from flint import arb
 
@@ -47,6 +47,7 @@ class Prover:
     heads: list[QuickAverage]
     function: Function
     arithmetic: Arithmetic
+    middle: arb = field(default_factory=lambda: arb(0), kw_only=True)  # it is added to all outputs of the function
 
     @classmethod
     def of(cls, stage: Stage, function: Function, arithmetic: Arithmetic) -> Prover:
@@ -67,17 +68,25 @@ class Prover:
         """
         if kind == SELECTION:
             averages = [selected(head, box, self.arithmetic) for head in self.heads]
-            return self._apart(models(self.function, box, 0), averages, box, limit, by_places=True)
+            return self._apart(self._functions(box, 0), averages, box, limit, by_places=True)
         quick = [head.quick_model(box, order, self.arithmetic, limit) for head in self.heads]
         if any(quick):
             averages = [
                 each or head.model(box, order, self.arithmetic) for each, head in zip(quick, self.heads, strict=True)
             ]
-            found = self._apart(models(self.function, box, order, ENOUGH * limit), averages, box, limit)
+            found = self._apart(self._functions(box, order, ENOUGH * limit), averages, box, limit)
             if found <= limit:
                 return found
         averages = [head.model(box, order, self.arithmetic) for head in self.heads]
-        return self._apart(models(self.function, box, order), averages, box, limit)
+        return self._apart(self._functions(box, order), averages, box, limit)
+
+    def _functions(self, box: Box, order: int, enough: arb | int = 0) -> list[Model]:
+        """Return the models of the function on a box, with `middle` added."""
+        found = models(self.function, box, order, enough)
+        if self.middle == 0:
+            return found
+        shifted = [(add(f.poly, {0: self.middle}), f.range) for f in found]
+        return [Model(poly, ((lo + self.middle).lower(), (hi + self.middle).upper())) for poly, (lo, hi) in shifted]
 
     def _apart(
         self, functions: list[Model], averages: list[Models], box: Box, limit: arb, by_places: bool = False
@@ -107,7 +116,7 @@ class Prover:
         if len(averages) < len(self.heads):
             return None
         outputs = (self._output(o, averages, box) for o in range(len(self.stage.affine)))
-        functions = models(self.function, box, order, ENOUGH * limit)
+        functions = self._functions(box, order, ENOUGH * limit)
         return [(add(f.poly, other, -1), error) for f, (other, error) in zip(functions, outputs, strict=True)]
 
     def _affine(self, o: int) -> Row:
@@ -149,7 +158,7 @@ class Prover:
 
     def distance(self, o: int, row: Row, box: Box, limit: arb) -> arb:
         """Bound |f − b − B·x − v − V·x| on the box. The bound is refined if that may bring it down to the limit."""
-        f = models(self.function, box, RANGE_ORDER)[o]
+        f = self._functions(box, RANGE_ORDER)[o]
         return difference(f, add(linear(self._affine(o), box), linear(row, box)), limit, box)
 
 

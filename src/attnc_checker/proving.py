@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from flint import arb, fmpq
 
@@ -14,7 +15,7 @@ from attnc_checker.cells import MAX_ORDERS, SELECTION, TAYLOR, Cell, Leaf
 from attnc_checker.claims import Claim, Rows
 from attnc_checker.deep.claims import StageClaim
 from attnc_checker.files import Refused, require
-from attnc_checker.jets import Poly, halves, largest
+from attnc_checker.jets import Poly, add, halves, largest
 from attnc_checker.leaves import Prover
 from attnc_checker.program import exact
 from attnc_checker.ranges import Box
@@ -62,6 +63,7 @@ class Subject:
     bounds: Sequence[float]  # one for each leaf
     prover: Prover
     points: Rows | None = None  # for each variable, the ends of the box and the knots between them; None: no knots
+    middles: Sequence[float] = ()  # of leaves of a stage; the network less f is within bound − |middle| of it
     narrowed: dict[Cell, Prover] = field(default_factory=dict)
     larger: Larger = field(default_factory=lambda: Larger())
 
@@ -92,17 +94,22 @@ class Subject:
 
     def found(self, n: int) -> float:
         """Return the bound that is found on leaf n."""
-        return float(self.prove(self.leaves[n], self.bounds[n]))
+        middle = self.middles[n] if self.middles else 0.0
+        if middle == 0:
+            return float(self.prove(self.leaves[n], self.bounds[n]))
+        radius = float((arb(self.bounds[n]) - abs(arb(middle))).lower())
+        return float(self.prove(self.leaves[n], math.nextafter(radius, 0), middle=middle) + abs(arb(middle)))
 
-    def prove(self, leaf: Leaf, bound: float, loose: float = 1) -> arb:
-        """Return a bound on |f − network| on the leaf. Raise Refused if it is above loose·bound."""
+    def prove(self, leaf: Leaf, bound: float, loose: float = 1, middle: float = 0) -> arb:
+        """Return a bound on |network − f − middle| on the leaf. Raise Refused if it is above loose·bound."""
         if leaf.cell is None:
             name = f"the tail leaf beyond the core on side {leaf.order}"
             return self.hold(lambda: name, bound, loose, lambda room: self._beyond(leaf.order))
-        if leaf.kind == TAYLOR and (found := self.larger.bound(self, leaf, leaf.cell, bound)) is not None:
+        if leaf.kind == TAYLOR and (found := self.larger.bound(self, leaf, leaf.cell, bound, middle)) is not None:
             return found
-        pieces = PIECES[min(len(self.claim.ends), len(PIECES)) - 1]
-        return self._prove_cell(leaf, leaf.cell, self.near(leaf.cell), pieces, bound, loose)
+        pieces, prover = PIECES[min(len(self.claim.ends), len(PIECES)) - 1], self.near(leaf.cell)
+        prover = replace(prover, middle=arb(middle)) if middle else prover
+        return self._prove_cell(leaf, leaf.cell, prover, pieces, bound, loose)
 
     def _prove_cell(self, leaf: Leaf, cell: Cell, prover: Prover, pieces: int, bound: float, loose: float) -> arb:
         (level, index), sides = cell, self.sides(cell)
@@ -155,8 +162,8 @@ class Larger:
     def forget(self) -> None:
         self.failures, self.known = 0, dict[Cell, list[tuple[Poly, arb]] | None]()
 
-    def bound(self, subject: Subject, leaf: Leaf, cell: Cell, bound: float) -> arb | None:
-        """Return a bound on |f − network| on the leaf, or None if there is none below the stated one."""
+    def bound(self, subject: Subject, leaf: Leaf, cell: Cell, bound: float, middle: float) -> arb | None:
+        """Return a bound on |network − f − middle| on the leaf, or None if there is none below the stated one."""
         level, index = cell
         above, truncation = (level - LEVELS_UP, tuple(i >> LEVELS_UP for i in index)), arb(subject.claim.truncation)
         if not subject.prover.heads:  # provers of partitions and chains have bounds of their own
@@ -177,6 +184,7 @@ class Larger:
         for p, error in models:
             for n in reversed(range(LEVELS_UP)):
                 p = halves(p, 0, 1)[index[0] >> n & 1]
+            p = add(p, {0: arb(middle)}) if middle else p
             errors.append(largest(p, room - error, 1) + error)
         found = most(errors) + truncation
         if found <= bound:

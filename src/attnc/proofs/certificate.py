@@ -398,6 +398,7 @@ def _slopes_json(head: SlopeProof) -> dict[str, Any]:
         "bound": head.bound,
         "leaves": _plain(leaves),
         "leaf_bounds": leaves.bounds.tolist(),
+        **_stated(leaf_middles=leaves.middles),
     }
 
 
@@ -425,7 +426,18 @@ def _leaves_of_gradient(stated: Mapping[str, Any], d: int, *, is_empty: bool) ->
     entries, bounds = _typed(stated["leaves"], list), np.array(_typed(stated["leaf_bounds"], Numbers))
     if len(bounds) != len(entries) or is_empty != (not entries):
         raise ValueError(f"{len(bounds):,} leaf_bounds for {len(entries):,} leaves of gradients")
-    return Leaves(tuple(Leaf.from_json(entry, d) for entry in entries), bounds)
+    found = tuple(Leaf.from_json(entry, d) for entry in entries)
+    return Leaves(found, bounds, middles=_read_middles(stated, bounds))
+
+
+def _read_middles(stated: Mapping[str, Any], bounds: np.ndarray) -> tuple[float, ...]:
+    """Read the middles of errors on leaves. Raise ValueError if there is not one for each leaf, within its bound."""
+    middles = _typed(stated.get("leaf_middles", []), Numbers)
+    if middles and not (len(middles) == len(bounds) and (np.abs(np.array(middles)) <= bounds).all()):
+        raise ValueError(
+            f"{len(middles):,} leaf_middles for {len(bounds):,} leaves, or one above the bound of its leaf"
+        )
+    return middles
 
 
 def _plain(value: Any) -> Any:
@@ -453,7 +465,9 @@ def _head_json(head: HeadProof) -> dict[str, Any]:
     if not head.noise:
         left_out.add("noise")
     names = (name for name in (LIKE_FIELDS if is_like else HEAD_FIELDS) if name not in left_out)
-    return {name: _plain(getattr(head, name)) for name in names} | _stated(leaf_bounds=tuple(bounds.tolist()))
+    middles = () if head.leaves is None else head.leaves.middles
+    of_leaves = _stated(leaf_bounds=tuple(bounds.tolist()), leaf_middles=middles)
+    return {name: _plain(getattr(head, name)) for name in names} | of_leaves
 
 
 def _read_evidence(data: Mapping[str, Any]) -> Evidence | None:
@@ -548,7 +562,8 @@ def _read_heads(entries: list[Any]) -> tuple[HeadProof, ...]:
             like, leaves = stated.get("like"), None
             if like is None:
                 bounds = np.array(_typed(stated.get("leaf_bounds", []), Numbers))
-                leaves = Leaves(tuple(Leaf.from_json(leaf, 1) for leaf in _typed(stated["leaves"], list)), bounds)
+                cells = tuple(Leaf.from_json(leaf, 1) for leaf in _typed(stated["leaves"], list))
+                leaves = Leaves(cells, bounds, middles=_read_middles(stated, bounds))
             elif like not in before or before[like].get("like") is not None:
                 raise ValueError(f"one claims to be like {like!r:.40}, which is no head with leaves before it")
             else:

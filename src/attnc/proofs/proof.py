@@ -74,6 +74,9 @@ class Leaves:
         The gap behind the best score from which enclosure leaves leave out rows of keys.
     knots : tuple of tuples of float
         Per variable, the points at which its side is cut into 2^k parts at level k. Without any, all parts are equal.
+    middles : tuple of float
+        For leaves of a head, the middle m of its error: head − g is in [m − r, m + r] with r = bound − |m|. Empty if
+        all are 0.
 
     Examples
     --------
@@ -91,9 +94,10 @@ class Leaves:
     beyond: Beyond | None = None
     gap: float | None = None
     knots: Knots = ()
+    middles: tuple[float, ...] = ()
 
     def __eq__(self, other: object) -> bool:
-        names = ("leaves", "core", "tails", "cuts", "beyond", "gap", "knots")
+        names = ("leaves", "core", "tails", "cuts", "beyond", "gap", "knots", "middles")
         return (
             isinstance(other, Leaves)
             and all(getattr(self, name) == getattr(other, name) for name in names)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple, get_type_hints
 
-from attnc_checker.cells import ENCLOSURE, MAX_LEVEL, Ends, Leaf, read_leaves
+from attnc_checker.cells import ENCLOSURE, MAX_LEVEL, TAYLOR, Ends, Leaf, read_leaves
 from attnc_checker.files import BadFile, Object, Refused, field, require, typed
 
 MAX_STAGES = 1000
@@ -39,6 +39,9 @@ class StageClaim:
     noise: float | None  # a further error of the channel, from the machine that computes the program; it is added
     leaves: tuple[Leaf, ...]
     leaf_bounds: tuple[float, ...]  # one for each leaf; `bound` where the certificate has none
+    leaf_middles: tuple[
+        float, ...
+    ]  # heads − function is within bound − |middle| of the middle of a leaf; () if all are 0
 
     variables, truncation, beyond = ("t",), 0.0, None
 
@@ -81,6 +84,20 @@ def read_axes(data: Object, variables: tuple[str, ...]) -> tuple[int, ...]:
     return axes
 
 
+def read_middles(entry: Object, leaves: tuple[Leaf, ...], bounds: tuple[float, ...], where: str) -> tuple[float, ...]:
+    """Read the middles of the errors on leaves. Only a Taylor leaf may have one."""
+    middles = field(entry, "leaf_middles", tuple[float, ...] | None, where) or ()
+    require(
+        len(middles) in (0, len(leaves)), f"{where}leaf_middles has {len(middles)} entries for {len(leaves)} leaves"
+    )
+    for leaf, bound, middle in zip(leaves, bounds, middles, strict=bool(middles)):
+        is_sound = middle == 0 or (leaf.kind == TAYLOR and abs(middle) <= bound)
+        require(
+            is_sound, f"a middle of {where}leaf_middles is above the bound of its leaf, or not that of a Taylor leaf"
+        )
+    return middles
+
+
 def _stage(entry: Object, where: str, known: dict[str, StageClaim]) -> StageClaim:
     """Read one stage. `known` has the stages before it."""
     fields: dict[str, Any]
@@ -89,9 +106,14 @@ def _stage(entry: Object, where: str, known: dict[str, StageClaim]) -> StageClai
         bounds = field(entry, "leaf_bounds", tuple[float, ...] | None, where)
         if bounds is None:
             bounds = (field(entry, "bound", float, where),) * len(leaves)
-        fields = {"leaves": leaves, "leaf_bounds": bounds}
+        fields = {"leaves": leaves, "leaf_bounds": bounds, "leaf_middles": read_middles(entry, leaves, bounds, where)}
     elif like in known and known[like].like is None:
-        fields = {"leaves": (), "leaf_bounds": (), **{name: getattr(known[like], name) for name in ALIKE}}
+        fields = {
+            "leaves": (),
+            "leaf_bounds": (),
+            "leaf_middles": (),
+            **{name: getattr(known[like], name) for name in ALIKE},
+        }
     else:
         raise Refused(f"a stage claims to be like {like!r:.40}, which is not a stage before it")
     kinds = {name: kind for name, kind in get_type_hints(StageClaim).items() if name not in fields}

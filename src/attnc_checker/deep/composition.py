@@ -37,7 +37,7 @@ from attnc_checker.deep.pieces import ZERO, Piece, Pieces
 from attnc_checker.expressions import Reader, Step, evaluate
 from attnc_checker.files import BadFile, Refused, require
 from attnc_checker.forms import ONE as CONSTANT
-from attnc_checker.forms import Key, Terms, span
+from attnc_checker.forms import SMALLEST, Key, Terms, span
 from attnc_checker.leaves import Prover
 from attnc_checker.network import Reduction, Stage
 from attnc_checker.program import exact
@@ -56,6 +56,8 @@ the work."""
 AT_ONCE_STAGED = 500
 """The number of leaves per process. A process walks through all stages when it starts. In the corpus this takes up to
 3 s, and 500 leaves take 1 s."""
+FURTHER = 64
+"""Roundings of a part of a value besides those of sums."""
 MOST_HALVINGS = 20_000
 """Largest total number of halved parts of the box, so that a check ends. The corpus needs at most 240."""
 
@@ -101,7 +103,13 @@ def staged_walk(claim: Claim, stages: Stages, reduction: Reduction, arithmetic: 
         lines[stage.like or stage.name] = line if stage.like is None else joined(lines[stage.like], line)
     bound = float(walk.outputs())
     subjects = [
-        Subject(one.claim, one.claim.leaves, one.claim.leaf_bounds, Prover.of(one.stage, one.function, arithmetic))
+        Subject(
+            one.claim,
+            one.claim.leaves,
+            one.claim.leaf_bounds,
+            Prover.of(one.stage, one.function, arithmetic),
+            middles=one.claim.leaf_middles,
+        )
         for one in lines.values()
     ]
     return Proof(subjects, lambda found: bound, at_once=AT_ONCE_STAGED), walk
@@ -218,6 +226,7 @@ class Walk:
         unit_terms, reach = None if claim.carrier is None else unit.terms, self.reduction.reach
         line, unsure, fixed = along(stage, t.terms, unit_terms, reach, size, claim.name)
         unsure += self.reduction.program.flush + arb(claim.noise or 0)
+        fixed = arb(0) if claim.carrier is None else self._rounding_of(fixed, line)
         pieces, own = Pieces(claim, low, high, t.off, bool(self.axes)), size * claim.bound + unsure
         deviations = Deviations(claim, size, size / span(unit.terms, reach), fixed, unsure)
         self.links.append(Link(place, argument, t, pieces, carrier, unit, deviations, claim, (low, high), stage, line))
@@ -228,6 +237,21 @@ class Walk:
         if not self.reduction.reach[place].is_finite():
             raise Refused("the range of a stage is not known: a function may be undefined, or unbounded, on the box")
         return Line(claim, line, held(claim))
+
+    def _rounding_of(self, fixed: arb, line: Stage) -> arb:
+        """Bound the rounding of parts of values of this size that cancel exactly, in values and in sums over keys."""
+        n = line.affine[0].n + sum(
+            3 * head.num_keys + head.values[0].n + head.n + head.addends + FURTHER for head in line.heads
+        )
+        gamma = self.arithmetic.gamma(n)
+        if self.arithmetic.u == 0 or not gamma < arb(1) / 8:
+            return fixed
+        return 3 * gamma * fixed + n**2 * SMALLEST[self.arithmetic.name]
+
+    @property
+    def has_signs(self) -> bool:
+        """Whether the signs of the errors of some stages are known."""
+        return any(link.own.has_signs for link in self.links)
 
     def wanted(self) -> list[Combination]:
         """Return the outputs as combinations of the stages. Their slack includes rounding."""
@@ -279,6 +303,10 @@ class Walk:
         whole = self._off(rules, values, met, outputs)
         if whole <= limit:
             return whole
+        if self.has_signs:
+            signed = self._signed(rules, values, met, outputs)
+            if signed <= limit:
+                return signed
         worst, bent = arb(0), [link.place for link in sorted(self.links, key=effect, reverse=True)[:KINKS]]
         for ends in itertools.product(*(sorted(met[place].slopes, key=abs, reverse=True) for place in bent)):
             chosen = {place: met[place]._replace(slopes=(x, x)) for place, x in zip(bent, ends, strict=True)}
@@ -293,6 +321,34 @@ class Walk:
         own, forms = self.flow(rules, values, met)
         found = [(combined(rules, (ONE, output, forms)), output.slack) for output in outputs]
         return most([slack + total(size_of(x) * own[source] for source, x in form.items()) for form, slack in found])
+
+    def _signed(
+        self, rules: Ranges, values: dict[int, Range], met: dict[Key, Piece], outputs: list[Combination]
+    ) -> arb:
+        """Bound the same errors as sums of errors with signs: of Σ_s σ_s·Ĉ_s·(stage − g)_s, and of the rest."""
+        _, forms = self.flow(rules, values, met)
+        ends, beside = self.ends(rules, values, met)
+        found = list[arb]()
+        for output in outputs:
+            form = combined(rules, (ONE, output, forms))
+            parts = [rules.times(x, ends[source]) for source, x in form.items()]
+            rest = total(size_of(x) * beside[source] for source, x in form.items())
+            found.append(size_of(added_up(parts)) + rest + output.slack)
+        return most(found)
+
+    def ends(
+        self, rules: Ranges, values: dict[int, Range], met: dict[Key, Piece]
+    ) -> tuple[dict[Key, Range], dict[Key, arb]]:
+        """Return Ĉ·(stage − g) for every stage, and the rest of the error that it adds itself."""
+        ends: dict[Key, Range] = {}
+        beside: dict[Key, arb] = {}
+        for link in self.links:
+            _, _, slopes, jump, g, _ = met[link.place]
+            C, own = computed(values[link.carrier], link.unit), link.own
+            ends[link.place] = rules.times(C, own.between(values[link.argument], link.t.off))
+            beside[link.place] = size_of(C) * (jump + size_of(slopes) * link.t.slack) + size_of(g) * link.unit.slack
+            beside[link.place] += own.fixed + own.unsure
+        return ends, beside
 
     def flow(self, rules: Ranges, values: dict[int, Range], met: dict[Key, Piece]) -> tuple[dict[Key, arb], Effects]:
         """Return the error that every stage adds itself, and the σ_s of every stage."""
@@ -327,6 +383,11 @@ def combined(rules: Ranges, *parts: tuple[Range, Combination, Effects]) -> dict[
         for source, x in found.items():
             whole[source] = rules.plus(whole.get(source, ZERO), rules.times(x, factor))
     return whole
+
+
+def added_up(parts: list[Range]) -> Range:
+    """Return the sum of ranges."""
+    return total(low for low, _ in parts), total(high for _, high in parts)
 
 
 def size_of(range_: Range) -> arb:

@@ -35,7 +35,7 @@ from flint import arb
 
 from attnc_checker.averages import Average
 from attnc_checker.claims import Claim, GradientClaim, SlopeClaim
-from attnc_checker.deep.composition import ONE, Combination, Effects, Link, Walk, combined, computed, size_of
+from attnc_checker.deep.composition import ONE, Combination, Effects, Link, Walk, added_up, combined, computed, size_of
 from attnc_checker.deep.deviations import Deviations
 from attnc_checker.deep.lines import T, divided, moving_terms
 from attnc_checker.deep.pieces import ZERO, Piece, Pieces
@@ -95,7 +95,12 @@ def _of_stage(walk: Walk, link: Link, stated: SlopeClaim) -> tuple[Slope, Subjec
     except ValueError as error:
         raise Refused(f"the function of stage {claim.name} has no derivative: {error}") from error
     about = replace(
-        claim, name=f"{claim.name}, slopes", bound=stated.bound, leaves=stated.leaves, leaf_bounds=stated.leaf_bounds
+        claim,
+        name=f"{claim.name}, slopes",
+        bound=stated.bound,
+        leaves=stated.leaves,
+        leaf_bounds=stated.leaf_bounds,
+        leaf_middles=stated.leaf_middles,
     )
     averages = [Average.of(head, link.line.inputs) for head in link.line.heads]
     prover = GradientProver(link.line, [], slope, walk.arithmetic, averages, [])
@@ -105,7 +110,9 @@ def _of_stage(walk: Walk, link: Link, stated: SlopeClaim) -> tuple[Slope, Subjec
             lost = 4 * (head.num_keys + head.silent) * (walk.arithmetic.lost + SMALLEST[walk.arithmetic.name])
             fixed += (2 + FIXED * most(head.scores.sizes[T])) * link.own.fixed + lost
     own = Deviations(about, link.own.size, link.own.growth, fixed, arb(0))
-    return Slope(pieces, own, *_numbers(walk, link)), Subject(about, stated.leaves, stated.leaf_bounds, prover)
+    return Slope(pieces, own, *_numbers(walk, link)), Subject(
+        about, stated.leaves, stated.leaf_bounds, prover, middles=stated.leaf_middles
+    )
 
 
 def _numbers(walk: Walk, link: Link) -> tuple[Terms, Terms, arb]:
@@ -176,6 +183,9 @@ class _Gradient:
         rules, values, met = walk.on(part)
         own, sigma = walk.flow(rules, values, met)
         own_slopes: dict[Key, arb] = {}
+        beside_slopes: dict[Key, arb] = {}
+        moves: dict[Key, tuple[Range, Range]] = {}  # Ĉ·t′ and C′
+        has_signs = walk.has_signs or any(each.own.has_signs for each in self.slopes)
         alpha: Effects = {}
         beta: Effects = {}
         true: dict[Key, Range] = {key: ONE if key == variable else ZERO for key in self.inputs}
@@ -210,11 +220,16 @@ class _Gradient:
             )
             beta[link.place] = combined(rules, (wide, link.t, beta), (g, link.unit, beta)) | {link.place: ONE}
             t, off = values[link.argument], link.t.off
-            added = slope.own.over(t, off, size_of(C)) * size_t + link.own.largest(t, off) * size_C
-            added += slope.unsure * size_t + total(x * sizes[key] for key, x in slope.rest.items())
+            by_slopes, by_values = slope.own.over(t, off, size_of(C)), link.own.largest(t, off)
+            added = slope.unsure * size_t + total(x * sizes[key] for key, x in slope.rest.items())
             added += size_of(by_value) * link.t.slack + size_of(by_carrier) * link.unit.slack
             added += size_of(C) * bend.jump * size_of(moved) + jump * size_of(carried)
-            own_slopes[link.place] = added + size_of(wide) * unlike + size_of(g) * unlike_C
+            added += size_of(wide) * unlike + size_of(g) * unlike_C
+            own_slopes[link.place] = added + by_slopes * size_t + by_values * size_C
+            if has_signs:
+                unknown = by_slopes * (size_t - size_of(moved)) + slope.own.fixed * size_t
+                beside_slopes[link.place] = added + unknown + by_values * (size_C - size_of(carried))
+                moves[link.place] = rules.times(C, moved), carried
             true[link.place] = rules.plus(rules.times(wide, moved), rules.times(g, carried))
             sizes[link.place] = size_of(true[link.place]) + _total(alpha[link.place], own)
             sizes[link.place] += _total(beta[link.place], own_slopes)
@@ -224,6 +239,21 @@ class _Gradient:
             by_slopes = _total(combined(rules, (ONE, output, beta)), own_slopes)
             differs = total(x * sizes[key] for key, x in output.differs.items() if key != CONSTANT)
             found.append(by_values + by_slopes + differs + rounded)
+        if not has_signs or most(found) <= self.claim.bound:
+            return most(found)
+        _, beside = walk.ends(rules, values, met)
+        for number, (output, rounded) in enumerate(zip(self.wanted, rounding, strict=True)):
+            of_values, of_slopes = combined(rules, (ONE, output, alpha)), combined(rules, (ONE, output, beta))
+            differs = total(x * sizes[key] for key, x in output.differs.items() if key != CONSTANT)
+            rest = _total(of_values, beside) + _total(of_slopes, beside_slopes) + differs + rounded
+            parts = list[Range]()
+            for link, slope in zip(walk.links, self.slopes, strict=True):
+                place, t, C = link.place, values[link.argument], computed(values[link.carrier], link.unit)
+                by, (moved, carried) = of_slopes.get(place, ZERO), moves[place]
+                effect = rules.plus(rules.times(of_values.get(place, ZERO), C), rules.times(by, carried))
+                parts.append(rules.times(effect, link.own.between(t, link.t.off)))
+                parts.append(rules.times(rules.times(by, moved), slope.own.between(t, link.t.off)))
+            found[number] = found[number].min(size_of(added_up(parts)) + rest)
         return most(found)
 
 

@@ -49,9 +49,17 @@ class GradientKind(Kind):
     def order(self) -> int:
         return self.degree
 
+    def model(self, centres: np.ndarray, radii: np.ndarray) -> Taylor:
+        """Return the Taylor polynomials of all partial derivatives of f."""
+        return taylor(self.gradient, centres, radii, self.degree - 1)
+
     def bounds(self, centres: np.ndarray, radii: np.ndarray, goal: Goal) -> Bounds:
+        return self.of_model(self.model(centres, radii), centres, radii, goal)
+
+    def of_model(self, f: Taylor, centres: np.ndarray, radii: np.ndarray, goal: Goal) -> Bounds:
+        """Return the bounds for these polynomials of the derivatives."""
         level = self.rounding.level
-        sharp, f = Goal(goal.value - level, goal.growth), taylor(self.gradient, centres, radii, self.degree - 1)
+        sharp = Goal(goal.value - level, goal.growth)
         boxes, outputs, _ = f.mid.shape
         polynomial, remainder = np.full((2, boxes, outputs), np.inf)
         seen, floor = np.zeros((boxes, outputs)), np.zeros((boxes, outputs))

@@ -54,6 +54,10 @@ FAR_FROM_POINTS = 1.5
 FIRST_PARTS, MOST_PARTS, MANY_PARTS = 32, 256, 1024
 """Numbers of parts of the box: the least before progress is judged, the usual limit, and the limit of a bound that is
 still far from single points. The time of the checker grows with them."""
+SIGNED_LIMITS = 1024, 2048, 1.05
+"""The usual limit, the limit of a bound that is far from single points, and the factor within which parts are close to
+them, if errors have signs. Errors of opposite signs cancel on narrow parts alone. Measured on two bumps in the plane:
+with 512 parts bounds of gradients are 8 % larger, with 4096 they are 1 % smaller."""
 WORTH_DOUBLING = 0.97
 """Stop unless doubling the parts lowers the bound by 3 %."""
 WORST_PARTS = 0.8
@@ -150,13 +154,17 @@ def _edges(lo: np.ndarray, hi: np.ndarray, error: np.ndarray, num_pieces: int) -
 
 @dataclass(frozen=True, eq=False)
 class Deviations:
-    """For t in a cell, |carrier| ≤ size: a head is within min(|carrier|·δ + fixed, size·δ) + unsure of carrier·g(t)."""
+    """For t in a cell, |carrier| ≤ size: a head is within min(|carrier|·δ + fixed, size·δ) + unsure of carrier·g(t).
+
+    With middles, it is within fixed + unsure of carrier·(g(t) + [m − r, m + r]), r = δ − |m|.
+    """
 
     edges: Interval  # of the cells
     deltas: Float[np.ndarray, " cells"]
     size: float
     fixed: float
     unsure: float
+    middles: Float[np.ndarray, " cells"] | None = None
 
     def over(self, t: Interval, error: float, carrier: Float[np.ndarray, " boxes"] | float) -> np.ndarray:
         """Bound the deviation for t̂ within `error` of each of these intervals, and for carriers of this size."""
@@ -166,8 +174,22 @@ class Deviations:
 
     def largest(self, t: Interval, error: float) -> Float[np.ndarray, " boxes"]:
         """Return the largest δ of the cells that t̂ can be in."""
-        met = (self.edges.lo <= up(t.hi + error)[:, None]) & (self.edges.hi >= down(t.lo - error)[:, None])
-        return np.where(met, self.deltas, 0.0).max(axis=1)
+        return np.where(self._met(t, error), self.deltas, 0.0).max(axis=1)
+
+    def ends(self, t: Interval, error: float) -> Interval:
+        """Return the hull of [m − r, m + r] over the cells that t̂ can be in."""
+        met, middles = self._met(t, error), np.zeros_like(self.deltas) if self.middles is None else self.middles
+        radii = up(self.deltas - np.abs(middles))
+        lo, hi = np.where(met, down(middles - radii), math.inf), np.where(met, up(middles + radii), -math.inf)
+        return Interval(lo.min(axis=1), hi.max(axis=1))
+
+    def _met(self, t: Interval, error: float) -> Bool[np.ndarray, "boxes cells"]:
+        return (self.edges.lo <= up(t.hi + error)[:, None]) & (self.edges.hi >= down(t.lo - error)[:, None])
+
+
+def has_middles(deviations: Sequence[Deviations]) -> bool:
+    """Whether the signs of some of these errors are known."""
+    return any(each.middles is not None for each in deviations)
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,7 +235,8 @@ class ErrorFlow:
         self.stages, count = stages, sum(map(len, stages))
         ends = np.cumsum([0, *map(len, stages)]).tolist()
         self.rows = [slice(*pair) for pair in itertools.pairwise(ends)]
-        self.own, self.rounding, *numbers = np.zeros((6, len(t), count))
+        self.own, self.rounding, self.beside, *numbers = np.zeros((7, len(t), count))
+        lows, highs = np.zeros((2, len(t), count))
         C = self._computed(Interval.point(np.ones(t.shape)) if C is None else C)
         for stage, rows in zip(stages, self.rows, strict=True):
             reads, carried = stage.arguments, stage.carriers
@@ -228,9 +251,14 @@ class ErrorFlow:
                 column = rows.start + number
                 local = found.over(t[:, column], float(reads.error[number]), C[:, column].mag)
                 added[:, number] = np.minimum(added[:, number], local)
+                ends = found.ends(t[:, column], float(reads.error[number]))
+                lows[:, column], highs[:, column] = ends.lo, ends.hi
+                self.beside[:, column] = up(own[:, number] + found.fixed + found.unsure, 2)
             self.own[:, rows], self.rounding[:, rows] = up(own + added), rounding + np.minimum(stage.rounding, added)
-            for array, ends in zip(numbers, (G.lo, G.hi, g.lo, g.hi), strict=True):
-                array[:, rows] = ends
+            for array, end in zip(numbers, (G.lo, G.hi, g.lo, g.hi), strict=True):
+                array[:, rows] = end
+        self.ends = Interval(lows, highs)  # of head − g, in units of the carrier
+        self.has_signs = any(has_middles(stage.deviations) for stage in stages)
         self.factors = Interval(*numbers[:2]), C, Interval(*numbers[2:])
         self.forms = self._forms_of(*self.factors)
 
@@ -243,6 +271,11 @@ class ErrorFlow:
     def combined(self, weights: Float[np.ndarray, "rows heads"]) -> Interval:
         """Return the σ of combinations of heads, (boxes, rows, heads)."""
         return combined(weights, self.forms)
+
+    def signed(self, outputs: Float[np.ndarray, "outputs heads"]) -> Float[np.ndarray, "boxes outputs"]:
+        """Bound the errors of these combinations, Σ_s σ_s·Ĉ_s·(head − g)_s and the parts whose signs are not known."""
+        found, (_, C, _) = self.combined(outputs), self.factors
+        return up(summed(found * (self.ends * C)[:, None]) + products(found.mag, self.beside[:, None]).sum(axis=2), 64)
 
     def sizes(
         self, outputs: Float[np.ndarray, "outputs heads"], bent: Sequence[int] = ()
@@ -345,6 +378,21 @@ def combined(weights: Float[np.ndarray, "rows heads"], forms: Interval) -> Inter
     return found.entire_where((weights != 0) @ is_open) if is_open.any() else found
 
 
+def summed(parts: Interval) -> np.ndarray:
+    """Return the largest absolute value of the sums of intervals over the last axis."""
+    count = parts.shape[-1]
+    size = gamma(count + 2, U) * parts.mag.sum(axis=-1)
+    return np.asarray(up(np.maximum(parts.hi.sum(axis=-1), -parts.lo.sum(axis=-1)) + size, 4))
+
+
+def scaled(found: np.ndarray, signed: Float[np.ndarray, "boxes outputs"]) -> np.ndarray:
+    """Return the terms of errors, on the last axis, scaled so that they add up to the signed sum if that is smaller."""
+    whole = found.sum(axis=-1)
+    with quiet():
+        share = np.where(signed < whole, up(signed / whole, 8 + 2 * found.shape[-1]), 1.0)
+    return np.where(share[..., None] < 1, found * share[..., None], found)
+
+
 def products(sizes: np.ndarray, errors: np.ndarray | float) -> np.ndarray:
     """Return sizes·errors rounded up, with 0·∞ = 0."""
     with quiet():
@@ -389,6 +437,7 @@ def composed_bound(
     `names` are the terms of the ledger to which the errors of the heads belong.
     """
     bent = bypassed(stages, outputs.weights) if divides else []
+    constant = up(outputs.differs + outputs.rounding)
 
     def errors(boxes: Interval) -> Float[np.ndarray, "boxes outputs terms"]:
         """Return the error that every head adds, then those of coefficients and of rounding."""
@@ -399,7 +448,8 @@ def composed_bound(
         found[..., -2] = outputs.differs[:, None]
         found[..., -1] = up(products(sizes, flow.rounding).sum(axis=3) + outputs.rounding[:, None], len(names) + 2)
         largest = np.argmax(found.sum(axis=3), axis=0)
-        return np.moveaxis(np.take_along_axis(found, largest[None, :, :, None], axis=0)[0], 0, 1)
+        found = np.moveaxis(np.take_along_axis(found, largest[None, :, :, None], axis=0)[0], 0, 1)
+        return scaled(found, up(flow.signed(outputs.weights) + constant, 2)) if flow.has_signs else found
 
     def largest(boxes: Interval) -> Float[np.ndarray, " boxes"]:
         found = errors(boxes)
@@ -407,7 +457,8 @@ def composed_bound(
 
     parts, axes = box, tuple[int, ...]()
     if divides:
-        parts, found, axes = divided(box, largest)
+        has_signs = any(has_middles(stage.deviations) for stage in stages)
+        parts, found, axes = divided(box, largest, has_signs)
         axes += tuple(number % box.shape[1] for number in range(MAX_AXES - len(axes)))
         parts = parts[[int(np.argmax(found))]]
     worst = errors(parts)[0]
@@ -431,7 +482,7 @@ def _ledger(errors: Float[np.ndarray, "outputs terms"], names: Sequence[str], ro
 
 
 def divided(
-    box: Interval, largest: Callable[[Interval], Float[np.ndarray, " boxes"]]
+    box: Interval, largest: Callable[[Interval], Float[np.ndarray, " boxes"]], has_signs: bool = False
 ) -> tuple[Interval, Float[np.ndarray, " parts"], tuple[int, ...]]:
     """Halve parts of the box where `largest` is largest, as long as that makes it smaller.
 
@@ -439,18 +490,19 @@ def divided(
     are enough to make the same parts again.
     """
     parts, found, depth = box, largest(box), np.zeros(1, dtype=int)
+    most, many, close = SIGNED_LIMITS if has_signs else (MOST_PARTS, MANY_PARTS, CLOSE_TO_POINTS)
     axes: list[int] = []
     seen, before = 0.0, (1, math.inf)
-    while len(parts) < MANY_PARTS and not is_time_over():
+    while len(parts) < many and not is_time_over():
         is_far = FAR_FROM_POINTS * seen < found.max() < math.inf
-        if len(parts) >= MOST_PARTS and not is_far:
+        if len(parts) >= most and not is_far:
             break
         if len(parts) >= 2 * before[0] and len(parts) > FIRST_PARTS:
             if found.max() > WORTH_DOUBLING * before[1] and not is_far:
                 break
             before = len(parts), float(found.max())
         seen = max(seen, float(largest(Interval.point(parts[np.argsort(-found)[:POLLED]].mid)).max()))
-        wide = (found > CLOSE_TO_POINTS * seen) & ((found >= WORST_PARTS * found.max()) | ~np.isfinite(found))
+        wide = (found > close * seen) & ((found >= WORST_PARTS * found.max()) | ~np.isfinite(found))
         if wide.any() and int(depth[wide].max()) == len(axes):
             if len(axes) == MAX_AXES:
                 break

@@ -15,7 +15,7 @@ from attnc.numerics.intervals import Interval
 from attnc.numerics.limits import check_time, time_share
 from attnc.numerics.quiet import quiet
 from attnc.numerics.rounding import up
-from attnc.proofs.cells.branching import PROVING, Budget, CellBounds, Covering, Leaf, branch_and_bound
+from attnc.proofs.cells.branching import PROVING, Budget, CellBounds, Covering, branch_and_bound
 from attnc.proofs.cells.dyadic import cell_boxes
 from attnc.proofs.cells.kind import SHARP
 from attnc.proofs.kinds.gradient import GradientKind
@@ -34,7 +34,16 @@ from attnc.proofs.staged.lines import (
     at_least,
     leaf_intervals,
 )
-from attnc.proofs.staged.prover import LEAST_LEVEL, LEAST_SHARE, ClaimedHead, ProvedGroup, StageWalk, walked
+from attnc.proofs.staged.prover import (
+    LEAST_LEVEL,
+    LEAST_SHARE,
+    WORTH_SIGNS,
+    ClaimedHead,
+    ProvedGroup,
+    StageWalk,
+    walked,
+)
+from attnc.proofs.staged.signed import shifted_slopes, signed_leaves
 from attnc.proofs.staged.slope_flow import (
     SlopeOutputs,
     SlopeStage,
@@ -103,17 +112,23 @@ class StagedGradient:
         empty = Leaves((), np.zeros(0))
         try:
             walk, read = walked(self.program, self.target, request)
-            stages, heads = _slope_stages(walk, self.eps)
+            found = _slope_stages(walk, self.eps)
         except NotBoundedError:
             return GradientProof(self.eps, math.inf, self.observed, (), True, (), empty)
-        outputs, d = _outputs(walk, read), self.target.box.d
+        outputs, d, proved = _outputs(walk, read), self.target.box.d, [head for _, heads in found for head in heads]
+        stages = [stage for stage, _ in found]
         rounding = path_rounding(stages, outputs, d, num_roundings(self.program), str(self.program.dtype))
         box = Interval(self.target.box.lo[None], self.target.box.hi[None])
         with quiet():
-            found = composed_slopes(walk.flow, stages, outputs, rounding, walk.claims.ranges, box)
-        observed = min(self.observed, found.bound)
+            composed = composed_slopes(walk.flow, stages, outputs, rounding, walk.claims.ranges, box)
+            if WORTH_SIGNS * self.observed < composed.bound < math.inf:
+                for head in proved:
+                    head.take_signs()
+                signed = [stage.with_deviations([head.deviations for head in heads]) for stage, heads in found]
+                composed = composed_slopes(walk.flow, signed, outputs, rounding, walk.claims.ranges, box)
+        observed, proofs = min(self.observed, composed.bound), tuple(head.proof for head in proved)
         return GradientProof(
-            self.eps, found.bound, observed, found.terms, walk.is_complete, (), empty, tuple(heads), found.axes
+            self.eps, composed.bound, observed, composed.terms, walk.is_complete, (), empty, proofs, composed.axes
         )
 
 
@@ -129,25 +144,22 @@ def _require_close_coefficients(derivation: Derivation) -> None:
                 require_close(coefficient.slack, coefficient.value, repr(coefficient.tree)[:60])
 
 
-def _slope_stages(walk: StageWalk, eps: float) -> tuple[list[SlopeStage], list[SlopeProof]]:
+def _slope_stages(walk: StageWalk, eps: float) -> list[tuple[SlopeStage, list[ProvedSlopes]]]:
     """Prove the slopes of all heads. Raise NotBoundedError if those of a head are not known."""
-    stages, proofs, first = list[SlopeStage](), list[SlopeProof](), 0
+    stages, first = list[tuple[SlopeStage, list[ProvedSlopes]]](), 0
     count = sum(len(groups) for groups in walk.groups)
     for state, groups, flow in zip(walk.states, walk.groups, walk.flow, strict=True):
         columns = _Columns(walk, state, first)
-        heads, found = list[ClaimedHead](), list[tuple[Slopes, Deviations]]()
+        heads, found = list[ClaimedHead](), list[ProvedSlopes]()
         for group in groups:
             check_time(PROVING)
             (head,) = group.heads
-            with time_share(1 / max(1, count - len(proofs))):
-                own, deltas, leaves = _proved_slopes(group, eps)
-            name = walk.heads[first + len(heads)].name
-            proofs.append(SlopeProof(name, float(deltas.max()), Leaves(leaves, deltas)))
+            with time_share(1 / max(1, count - first - len(heads))):
+                found.append(ProvedSlopes(walk.heads[first + len(heads)].name, group, eps))
             heads.append(head)
-            found.append(own)
-        stages.append(_stage(heads, found, columns, flow))
+        stages.append((_stage(heads, found, columns, flow), found))
         first += len(heads)
-    return stages, proofs
+    return stages
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -168,68 +180,83 @@ class _Columns:
 
 
 def _stage(
-    heads: Sequence[ClaimedHead], found: Sequence[tuple[Slopes, Deviations]], columns: _Columns, flow: FlowStage
+    heads: Sequence[ClaimedHead], found: Sequence[ProvedSlopes], columns: _Columns, flow: FlowStage
 ) -> SlopeStage:
     channels, nothing = len(columns.state.names), StateForm(np.zeros(len(columns.state.names)), 0.0)
     forms = [(head.argument.form, None if head.claim.carrier is None else head.claim.carrier.form) for head in heads]
     arguments = StateForm.stacked([argument for argument, _ in forms], channels)
     carriers = StateForm.stacked([carrier or nothing for _, carrier in forms], channels)
     sizes = [head.channel.slope_sizes(*form) for head, form in zip(heads, forms, strict=True)]
-    slopes, deviations = zip(*found, strict=True)
     return SlopeStage(
         columns(arguments.weights),
         columns(carriers.weights),
         columns(np.array([each.apart for each in sizes])),
         columns(np.array([each.reach for each in sizes])),
         np.array([each.unsure for each in sizes]),
-        Slopes.stacked(slopes),
-        deviations,
+        Slopes.stacked([head.slopes for head in found]),
+        tuple(head.deviations for head in found),
     )
 
 
-def _proved_slopes(group: ProvedGroup, eps: float) -> tuple[tuple[Slopes, Deviations], np.ndarray, tuple[Leaf, ...]]:
-    """Return the slopes of g′, the bounds of the computed slopes against g′, and their leaves."""
-    (head,) = group.heads
-    if group.held is not None or head.noise:
-        raise NotBoundedError
-    try:
-        derivative = gradient(function_of_t(head.claim.function))
-    except ExpressionError:
-        raise NotBoundedError from None
-    box, line, size = group.box, group.line, group.size
-    stage, (scaled, own) = OneStage.of_line(line.heads), line.scaled(size)
-    rounding = SlopeRounding(scaled, own, box, unit=size) if size > 0 else SlopeRounding(stage, own, box)
-    points = np.linspace(box.lo, box.hi, SAMPLED)
-    with quiet():
-        seen = np.abs(stage.gradients(points).reshape(SAMPLED, -1) - derivative(points)).max()
-        if not math.isfinite(seen):
+class ProvedSlopes:
+    """The slopes of g′, the bounds of the computed slopes against g′, and their leaves."""
+
+    def __init__(self, name: str, group: ProvedGroup, eps: float) -> None:
+        (head,) = group.heads
+        if group.held is not None or head.noise:
             raise NotBoundedError
-        if not float(rounding.whole.max()) <= NEGLIGIBLE_SLOPES * seen:
-            level = ROUNDING_TOLERANCE * float(rounding.on(points, np.zeros_like(points)).max())
-            rounding = dataclasses.replace(rounding, level=level)
-        steepest = max(float(np.abs(each.slopes.mid).max(initial=0.0)) for each in line.heads)
-        values = max(float(np.abs(each.values.mid).max(initial=0.0)) for each in line.heads)
-        least = LEAST_GOAL * max(float(np.abs(derivative(points)).max()), steepest * values)
-        proof = branch_and_bound(
-            [GradientKind(stage, derivative, LINE_ORDER, rounding)],
-            box,
-            tolerance=LOOSE_LEAVES,
-            floor=rounding.level + least,
-            goal=FAR_BELOW * eps,
-            start_level=FIRST_LEVEL,
-            budget=Budget(MOST_CELLS),
-        )
-        proof = _sharper(dataclasses.replace(proof, cells=at_least(proof, LEAST_LEVEL)))
-    deltas = proof.cells.upper[:, 0]
-    if not np.isfinite(deltas).all():
-        raise NotBoundedError
-    deltas = np.maximum(deltas, LEAST_SHARE * float(deltas.max()))
-    (tree,) = derivative.outputs
-    argument = head.argument
-    slopes = Slopes.of(tree, argument.lo, argument.hi, head.argument_error, None, SLOPE_PIECES)
-    carrier = head.claim.carrier
-    fixed = 0.0 if carrier is None else line.fixed_slopes(head.channel.fixed_size(carrier.form))
-    return (slopes, Deviations(leaf_intervals(proof), deltas, size, fixed, 0.0)), deltas, proof.leaves
+        try:
+            self.derivative = gradient(function_of_t(head.claim.function))
+        except ExpressionError:
+            raise NotBoundedError from None
+        box, line, size = group.box, group.line, group.size
+        stage, (scaled, own) = OneStage.of_line(line.heads), line.scaled(size)
+        rounding = SlopeRounding(scaled, own, box, unit=size) if size > 0 else SlopeRounding(stage, own, box)
+        points = np.linspace(box.lo, box.hi, SAMPLED)
+        with quiet():
+            seen = np.abs(stage.gradients(points).reshape(SAMPLED, -1) - self.derivative(points)).max()
+            if not math.isfinite(seen):
+                raise NotBoundedError
+            if not float(rounding.whole.max()) <= NEGLIGIBLE_SLOPES * seen:
+                level = ROUNDING_TOLERANCE * float(rounding.on(points, np.zeros_like(points)).max())
+                rounding = dataclasses.replace(rounding, level=level)
+            steepest = max(float(np.abs(each.slopes.mid).max(initial=0.0)) for each in line.heads)
+            values = max(float(np.abs(each.values.mid).max(initial=0.0)) for each in line.heads)
+            least = LEAST_GOAL * max(float(np.abs(self.derivative(points)).max()), steepest * values)
+            self.kind = GradientKind(stage, self.derivative, LINE_ORDER, rounding)
+            covering = branch_and_bound(
+                [self.kind],
+                box,
+                tolerance=LOOSE_LEAVES,
+                floor=rounding.level + least,
+                goal=FAR_BELOW * eps,
+                start_level=FIRST_LEVEL,
+                budget=Budget(MOST_CELLS),
+            )
+            covering = _sharper(dataclasses.replace(covering, cells=at_least(covering, LEAST_LEVEL)))
+        deltas = covering.cells.upper[:, 0]
+        if not np.isfinite(deltas).all():
+            raise NotBoundedError
+        deltas = np.maximum(deltas, LEAST_SHARE * float(deltas.max()))
+        (tree,) = self.derivative.outputs
+        argument, carrier = head.argument, head.claim.carrier
+        fixed = 0.0 if carrier is None else line.fixed_slopes(head.channel.fixed_size(carrier.form))
+        self.covering = covering
+        self.slopes = Slopes.of(tree, argument.lo, argument.hi, head.argument_error, None, SLOPE_PIECES)
+        self.deviations = Deviations(leaf_intervals(covering), deltas, size, fixed, 0.0)
+        self.proof = SlopeProof(name, float(deltas.max()), Leaves(covering.leaves, deltas))
+
+    def take_signs(self) -> None:
+        """State the errors of the slopes with their signs, on narrow leaves."""
+
+        def differences(points: np.ndarray) -> np.ndarray:
+            return self.kind.stage.gradients(points)[:, 0, 0] - self.derivative(points)[:, 0]
+
+        covering, middles = signed_leaves(self.covering, differences, shifted_slopes(self.kind))
+        deltas, edges = covering.cells.upper[:, 0], leaf_intervals(covering)
+        self.deviations = dataclasses.replace(self.deviations, edges=edges, deltas=deltas, middles=middles)
+        leaves = Leaves(covering.leaves, deltas, middles=tuple(middles.tolist()) if middles.any() else ())
+        self.proof = dataclasses.replace(self.proof, leaves=leaves)
 
 
 def _sharper(proof: Covering) -> Covering:

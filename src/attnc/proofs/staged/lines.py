@@ -40,6 +40,7 @@ from attnc.proofs.rounding.stage import rounding_bounds
 from attnc.proofs.stages.extraction import OneStage, ProgramStage, StateForm, stages
 from attnc.targets.box import Box
 from attnc.targets.expression_target import ExpressionTarget
+from attnc.targets.expressions.expression import Expression
 from attnc.targets.expressions.tree import Call, Node, Number, substitute
 from attnc.targets.parts.part import T, function_of_t
 
@@ -64,6 +65,8 @@ MOST_IDLE = 3
 WORTH_HALVING = 0.8
 """A halving that leaves more than this share of the rounding is idle. Measured: with 0.6 nothing changes, with 0.95
 there are 7 % more leaves, and no smaller bound."""
+MORE_ROUNDINGS = 128
+"""Roundings of a part of a value besides those of sums. The checker counts 64: twice as many are room for it."""
 FIXED_SLOPES = 20.0
 """Rounding of slopes per slope of a score and per size of a value, if the value itself is 0: see `fixed_slopes`."""
 FIXED_ROOM = 2.0
@@ -211,20 +214,25 @@ class Channel:
         return HeadLine(heads, unsure, rounds, beside, peak, self.roundings.dtype, farthest)
 
     def fixed_size(self, carrier: StateForm) -> float:
-        """Return the part of the sizes of values that does not scale with the carrier, if the carrier is one channel.
+        """Bound the rounding of the part φ of the sizes of values that does not scale with the carrier.
 
-        Otherwise return all of them. Rounding is subadditive in these sizes, and at most as large as they are. So if
-        the carrier is a fraction of its largest value, the rounding is at most that fraction, plus this part.
+        That is all of them, unless the carrier is one channel. Rounding is subadditive in these sizes. So if the
+        carrier is a fraction of its largest value, the rounding is at most that fraction, plus that of φ. A value
+        rounds by γ_n φ at most, and sums over keys by γ_n φ more than that, whatever the weights: 3 γ_n φ in all.
         """
-        reach, total = self._reach, self._added_size
+        reach, total, lost, n = self._reach, self._added_size, 0.0, self.roundings.count
         (read,), elsewhere = np.nonzero(carrier.weights), reach.copy()
         if len(read) == 1 and carrier.constant == 0:
             elsewhere[read] = 0.0
         for number in self.numbers:
             rounds = self.roundings.heads[number]
             fixed = sizes_at(rounds.value_sizes[:, self.column], elsewhere[None])
-            total += fixed.max() + rounds.underflow[self.column] * (1 + reach.sum())
-        return float(up(total, len(reach) + 8 + 4 * len(self.numbers)))
+            total += float(fixed.max())
+            lost += float(rounds.underflow[self.column] * (1 + reach.sum()))
+            n += 4 * self.stage.heads[number].num_keys + 2 * rounds.count + MORE_ROUNDINGS
+        share = 4 * float(gamma(n, self.roundings.unit)) if n * self.roundings.unit < 2.0**-5 else 1.0
+        lost += 2 * n**2 * float(np.finfo(self.roundings.dtype).smallest_normal)
+        return float(up(share * total + lost, len(reach) + 8 + 4 * len(self.numbers)))
 
     def slope_sizes(self, argument: StateForm, carrier: StateForm | None) -> SlopeSizes:
         """Bound the derivatives of the heads by the channels of the state, besides those through t and the carrier.
@@ -480,9 +488,7 @@ def prove_line(
     lo, hi = math.nextafter(lo - margin, -math.inf), math.nextafter(hi + margin, math.inf)
     box = Box(("t",), np.array([lo]), np.array([hi]))
     held = (lo, limit) if limit < math.inf else None if _is_defined(tree, lo, hi) else inner
-    if held is not None:
-        tree = substitute(tree, Call("clip", (T, *(Number(Fraction(end)) for end in held))))
-    expression = function_of_t(tree)
+    expression = held_at(tree, held)
     target = _LineTarget(expression, box)
     samples = np.linspace(lo, hi, 2**FIRST_LEVEL + 1)[:, None]
     at_kinks = TaylorKind.at_kinks(stage, expression, box)
@@ -496,6 +502,13 @@ def prove_line(
     finer = at_least(proof, least_level)
     cells = dataclasses.replace(finer, upper=up(finer.upper * (1 + LEAF_ROOM)))
     return dataclasses.replace(proof, cells=cells, complete=proof.complete or not is_time_over()), box, held
+
+
+def held_at(tree: Node, held: tuple[float, float] | None) -> Expression:
+    """Return a function of t, constant beyond the ends `held`."""
+    if held is not None:
+        tree = substitute(tree, Call("clip", (T, *(Number(Fraction(end)) for end in held))))
+    return function_of_t(tree)
 
 
 def at_least(proof: Covering, least_level: int) -> CellBounds:

@@ -11,6 +11,7 @@ with their signs, because they may cancel.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import threading
 from collections.abc import Mapping, Sequence
@@ -25,8 +26,10 @@ from attnc.numerics.arrays import Float
 from attnc.numerics.bound import Term
 from attnc.numerics.intervals import Interval
 from attnc.numerics.limits import check_time, time_share
+from attnc.numerics.quiet import quiet
 from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma, up
-from attnc.proofs.cells.branching import PROVING
+from attnc.proofs.cells.branching import PROVING, Covering
+from attnc.proofs.kinds.taylor import TaylorKind
 from attnc.proofs.margins import ANY_ORDER_ROUNDING, ARGUMENT_ROOM, RANGE_ROOM, ROUNDING_ROOM
 from attnc.proofs.proof import HeadProof, Leaves, Proof, Stages
 from attnc.proofs.prover import ProofRequest, Prover, require_same_shapes
@@ -48,10 +51,12 @@ from attnc.proofs.staged.lines import (
     Channel,
     HeadLine,
     channels_of,
+    held_at,
     joined,
     leaf_intervals,
     prove_line,
 )
+from attnc.proofs.staged.signed import shifted_values, signed_leaves
 from attnc.proofs.stages.extraction import ProgramStage, StateForm, stages_and_read_out
 from attnc.targets.parts.part import Derivation
 from attnc.targets.target import Target
@@ -64,6 +69,9 @@ and is carried on as it is on each leaf."""
 LEAST_SHARE = 2.0**-6
 """No leaf is stated to be closer than this share of the worst one: that gains nothing at the outputs, and the checker
 would have to find it again."""
+WORTH_SIGNS = 1.1
+"""The errors of heads are stated with their signs if the bound exceeds the largest error that was seen by this factor.
+That takes about as long again, and heads whose errors never oppose each other have nothing to gain."""
 ROUGH_SCORES = 1e-6
 """Channels whose scores round by more than this share their leaves only with those that round about as much: within
 a factor of 4."""
@@ -89,6 +97,9 @@ class StagedProver(Prover):
             walk.through_all(request)
             LAST_WALK.value = program, target, request.derivation, walk, read
             composed, outputs = walk.composed(read, str(program.dtype))
+            if walk.claims.divides and WORTH_SIGNS * request.observed < composed.bound < math.inf:
+                walk.take_signs()
+                composed, outputs = walk.composed(read, str(program.dtype))
         except NotBoundedError:
             composed, outputs = NOT_BOUNDED, ()
         bound, terms = composed.bound, composed.terms
@@ -187,6 +198,15 @@ class StageWalk:
                 after[head.claim.output] = (head.claim.name, size, error, 0.0)
         names, *numbers = zip(*(after[i] for i in range(len(channels))), strict=True) if channels else [()] * 4
         self.state = State(names, *(np.array(each, np.float64) for each in numbers))
+
+    def take_signs(self) -> None:
+        """State the errors of all heads with their signs."""
+        for number, groups in enumerate(self.groups):
+            for group in groups:
+                group.take_signs()
+            deviations = tuple(group.deviations for group in groups if group.deviations is not None)
+            self.flow[number] = dataclasses.replace(self.flow[number], deviations=deviations)
+        self.heads[:] = [proof for groups in self.groups for group in groups for proof in group.proofs]
 
     def _passed_on(
         self, channels: Mapping[int, Channel], claimed: set[int]
@@ -348,7 +368,7 @@ class ProvedGroup:
         any_order = any(head.channel.roundings.is_in_any_order for head in heads)
         room = ANY_ORDER_ROUNDING if any_order else 1.0 if divides else ROUNDING_ROOM
         self.rounding = rounding if room == 1 else float(up(room * rounding))
-        deltas = up(proof.cells.upper[:, 0] + up(self.rounding / size), 2) if size > 0 else proof.cells.upper[:, 0]
+        self.proof, deltas = proof, self._deltas(proof)
         delta = float(deltas.max())
         deltas = np.maximum(deltas, LEAST_SHARE * delta) if divides else np.full(len(deltas), delta)
         unsure = float(up(line.unsure + first.noise)) if first.noise else line.unsure
@@ -383,3 +403,27 @@ class ProvedGroup:
             )
             for head in heads
         ]
+
+    def _deltas(self, proof: Covering) -> Float[np.ndarray, " leaves"]:
+        """Return the bounds of leaves, rounding included, in units of the carrier."""
+        found, size = proof.cells.upper[:, 0], self.size
+        return np.asarray(up(found + up(self.rounding / size), 2) if size > 0 else found)
+
+    def take_signs(self) -> None:
+        """State the error with its sign, on narrow leaves. Nothing changes if it is rounding alone."""
+        (head,), known = self.heads, self.deviations
+        kind = self.proof.kinds[0]
+        assert isinstance(kind, TaylorKind)
+        function = held_at(head.claim.function, self.held)
+        if known is None or not self.size > 0:
+            return
+
+        def differences(points: np.ndarray) -> np.ndarray:
+            return kind.stage.values(points)[:, 0] - function(points)[:, 0]
+
+        with quiet():
+            proof, middles = signed_leaves(self.proof, differences, shifted_values(kind))
+        deltas = self._deltas(proof)
+        self.deviations = dataclasses.replace(known, edges=leaf_intervals(proof), deltas=deltas, middles=middles)
+        leaves = Leaves(proof.leaves, deltas, middles=tuple(middles.tolist()) if middles.any() else ())
+        self.proofs[0] = dataclasses.replace(self.proofs[0], leaves=leaves)

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -45,7 +45,10 @@ from attnc.proofs.staged.error_flow import (
     Slopes,
     combined,
     divided,
+    has_middles,
     products,
+    scaled,
+    summed,
 )
 
 COEFFICIENT_SLACK = 2.0**-48
@@ -80,6 +83,9 @@ class SlopeStage:
 
     def __len__(self) -> int:
         return len(self.unsure)
+
+    def with_deviations(self, deviations: Sequence[Deviations]) -> SlopeStage:
+        return replace(self, deviations=tuple(deviations))
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,7 +143,9 @@ class SlopeFlow:
         (boxes, count), d = t.shape, by.shape[1]
         self.flow, self.first = flow, d
         G, C, g = flow.factors
-        self.own = np.zeros((boxes, count))
+        self.own, self.beside = np.zeros((2, boxes, count))
+        self.has_signs = flow.has_signs or any(has_middles(stage.deviations) for stage in stages)
+        ends, moves, carries = (Interval(*np.zeros((2, boxes, count))) for _ in range(3))
         inputs = by[:, :, None]
         tangents = Interval(inputs, inputs)  # of the variables and of all heads so far, (boxes, sources, 1)
         sizes = np.abs(inputs[:, :, 0])  # the largest |û_m′|
@@ -171,24 +179,47 @@ class SlopeFlow:
                 for x, weights in ((moved, stage.arguments), (carried, stage.carriers))
             )
             own = up(sizes @ stage.apart.T, 8 + count) + products(size_t, stage.unsure)
-            for number in range(len(stage)):
-                error, column = float(part.arguments.error[number]), own_t[:, number]
-                of_slopes, of_values = stage.deviations[number], part.deviations[number]
-                largest = of_slopes.over(column, error, own_C[:, number].mag)
-                own[:, number] += products(largest, size_t[:, number])
-                own[:, number] += products(of_values.largest(column, error), size_C[:, number])
             slack = part.arguments.slack
             own += products(by_value.mag, slack) + products(products(own_C.mag, jump), moved.mag)
             own += products(steep, carried.mag) + products(wide.mag, unlike) + products(own_g.mag, unlike_C)
             if part.carriers is not None:
                 own += products(by_carrier.mag, part.carriers.slack)
-            self.own[:, rows] = up(own, 16)
+            beside = own.copy()
+            for number in range(len(stage)):
+                error, column, C_mag = float(part.arguments.error[number]), own_t[:, number], own_C[:, number].mag
+                of_slopes, of_values = stage.deviations[number], part.deviations[number]
+                largest, of_value = of_slopes.over(column, error, C_mag), of_values.largest(column, error)
+                own[:, number] += products(largest, size_t[:, number]) + products(of_value, size_C[:, number])
+                found = of_slopes.ends(column, error)
+                unknown_t, unknown_C = (
+                    np.maximum(up(x[:, number] - y[:, number].mag), 0.0)
+                    for x, y in ((size_t, moved), (size_C, carried))
+                )
+                beside[:, number] += products(products(C_mag, found.mag), unknown_t) + products(of_value, unknown_C)
+                beside[:, number] += products(size_t[:, number], of_slopes.fixed)
+                for array, part_of in ((ends, found), (moves, moved[:, number]), (carries, carried[:, number])):
+                    array.lo[:, rows.start + number], array.hi[:, rows.start + number] = part_of.lo, part_of.hi
+            self.own[:, rows], self.beside[:, rows] = up(own, 16), up(beside, 16)
             here = wide * moved + own_g * carried
             tangents = _beside(tangents, here[:, :, None], 1)
             by_values = products(alpha.mag, flow.own[:, None]).sum(axis=2)
             by_slopes = products(beta.mag, self.own[:, None]).sum(axis=2)
             sizes = np.concatenate([sizes, up(here.mag + up(by_values + by_slopes, 4 + 2 * count), 2)], axis=1)
         self.forms, self.tangents, self.sizes = forms, tangents, sizes
+        self.ends, self.moves, self.carries = ends, moves, carries
+
+    def signed(self, outputs: SlopeOutputs) -> Float[np.ndarray, "boxes outputs"]:
+        """Bound the errors of outputs by slopes and by values: of Σ α_s d_s + Σ β_s d_s′, where the signs are known
+
+        d_s = Ĉ·D and d_s′ = Ĉ·D′·t̂′ + D·Ĉ′, with D = head − g and D′ its slope less g′. The rest is added.
+        """
+        count, (_, C, _) = self.own.shape[1], self.flow.factors
+        effects = combined(outputs.weights[:, self.first :], self.forms[:, :, : 2 * count])
+        alpha, beta = effects[:, :, :count], effects[:, :, count:]
+        by_values = (alpha * C[:, None] + beta * self.carries[:, None]) * self.flow.ends[:, None]
+        by_slopes = beta * (C * self.moves * self.ends)[:, None]
+        rest = products(alpha.mag, self.flow.beside[:, None]) + products(beta.mag, self.beside[:, None])
+        return up(summed(_beside(by_values, by_slopes, 2)) + up(rest.sum(axis=2), 4 + 2 * count))
 
     def at(self, outputs: SlopeOutputs) -> tuple[np.ndarray, ...]:
         """Return the errors of outputs by slopes, by values and by coefficients, each (boxes, outputs)."""
@@ -220,15 +251,20 @@ def composed_slopes(
         n = len(boxes)
         t, C = (None if x is None else Interval(np.tile(x.lo, (d, 1)), np.tile(x.hi, (d, 1))) for x in ranges(boxes))
         assert t is not None
-        parts = SlopeFlow(ErrorFlow(flow, t, C), stages, t, np.repeat(np.eye(d), n, axis=0)).at(outputs)
-        found = np.stack([*parts, np.repeat(rounding.T, n, axis=0)], axis=2)
+        slopes = SlopeFlow(ErrorFlow(flow, t, C), stages, t, np.repeat(np.eye(d), n, axis=0))
+        by_slopes, by_values, off = slopes.at(outputs)
+        rounded = np.repeat(rounding.T, n, axis=0)
+        found = np.stack([by_slopes, by_values, off, rounded], axis=2)
+        if slopes.has_signs:
+            found = scaled(found, up(slopes.signed(outputs) + up(off + rounded), 2))
         return np.moveaxis(found.reshape(d, n, len(outputs.weights), -1), 0, 1).reshape(n, -1, found.shape[2])
 
     def largest(boxes: Interval) -> Float[np.ndarray, " boxes"]:
         found = up(errors(boxes).sum(axis=2), 8).max(axis=1)
         return np.where(np.isnan(found), np.inf, found)
 
-    parts, found, axes = divided(box, largest)
+    has_signs = any(has_middles(part.deviations) for part in flow) or any(has_middles(x.deviations) for x in stages)
+    parts, found, axes = divided(box, largest, has_signs)
     axes += tuple(number % d for number in range(MAX_AXES - len(axes)))
     worst = errors(parts[[int(np.argmax(found))]])[0]
     row = worst[int(np.argmax(worst.sum(axis=1)))]
