@@ -228,10 +228,12 @@ class ErrorFlow:
     """The error that every head adds on every box, and the factors with which it arrives in later heads.
 
     t and C are the ranges of arguments and carriers, (boxes, heads). A head without a carrier has C = 1. C is None if
-    no head has a carrier.
+    no head has a carrier. `ends` and `beside` are those of all heads if the errors have signs, and 0 otherwise.
     """
 
-    def __init__(self, stages: Sequence[FlowStage], t: Interval, C: Interval | None = None) -> None:
+    def __init__(
+        self, stages: Sequence[FlowStage], t: Interval, C: Interval | None = None, has_signs: bool = False
+    ) -> None:
         self.stages, count = stages, sum(map(len, stages))
         ends = np.cumsum([0, *map(len, stages)]).tolist()
         self.rows = [slice(*pair) for pair in itertools.pairwise(ends)]
@@ -251,6 +253,8 @@ class ErrorFlow:
                 column = rows.start + number
                 local = found.over(t[:, column], float(reads.error[number]), C[:, column].mag)
                 added[:, number] = np.minimum(added[:, number], local)
+                if not has_signs:
+                    continue
                 ends = found.ends(t[:, column], float(reads.error[number]))
                 lows[:, column], highs[:, column] = ends.lo, ends.hi
                 self.beside[:, column] = up(own[:, number] + found.fixed + found.unsure, 2)
@@ -258,7 +262,7 @@ class ErrorFlow:
             for array, end in zip(numbers, (G.lo, G.hi, g.lo, g.hi), strict=True):
                 array[:, rows] = end
         self.ends = Interval(lows, highs)  # of head − g, in units of the carrier
-        self.has_signs = any(has_middles(stage.deviations) for stage in stages)
+        self.has_signs = has_signs
         self.factors = Interval(*numbers[:2]), C, Interval(*numbers[2:])
         self.forms = self._forms_of(*self.factors)
 
@@ -415,6 +419,7 @@ class Composed:
     bound: float
     terms: tuple[Term, ...]
     axes: tuple[int, ...]
+    num_chosen: int = 0  # the first axes, which were chosen; the others follow in turns
 
 
 NOT_BOUNDED = Composed(math.inf, (Term("not bounded", math.inf, "the range of a part of the expression"),), ())
@@ -430,18 +435,24 @@ Ranges = Callable[[Interval], tuple[Interval, Interval | None]]
 
 
 def composed_bound(
-    stages: Sequence[FlowStage], names: Sequence[str], outputs: Outputs, ranges: Ranges, box: Interval, divides: bool
+    stages: Sequence[FlowStage],
+    names: Sequence[str],
+    outputs: Outputs,
+    ranges: Ranges,
+    box: Interval,
+    divides: bool,
+    known: Sequence[int] = (),
 ) -> Composed:
     """Bound the errors of all heads at the outputs, over parts of the box if `divides`, or over the box as a whole.
 
-    `names` are the terms of the ledger to which the errors of the heads belong.
+    `names` are the terms of the ledger to which the errors of the heads belong. The axes `known` are halved first.
     """
     bent = bypassed(stages, outputs.weights) if divides else []
-    constant = up(outputs.differs + outputs.rounding)
+    constant, has_signs = up(outputs.differs + outputs.rounding), any(has_middles(x.deviations) for x in stages)
 
     def errors(boxes: Interval) -> Float[np.ndarray, "boxes outputs terms"]:
         """Return the error that every head adds, then those of coefficients and of rounding."""
-        flow = ErrorFlow(stages, *ranges(boxes))
+        flow = ErrorFlow(stages, *ranges(boxes), has_signs)
         sizes = flow.sizes(outputs.weights, bent)
         found = np.zeros((*sizes.shape[:3], len(names) + 2))
         found[..., :-2] = products(sizes, np.maximum(up(flow.own - flow.rounding), 0.0))
@@ -455,10 +466,10 @@ def composed_bound(
         found = errors(boxes)
         return up(found.sum(axis=2), found.shape[2]).max(axis=1)
 
-    parts, axes = box, tuple[int, ...]()
+    parts, axes, num_chosen = box, tuple[int, ...](), 0
     if divides:
-        has_signs = any(has_middles(stage.deviations) for stage in stages)
-        parts, found, axes = divided(box, largest, has_signs)
+        parts, found, axes = divided(box, largest, has_signs, known)
+        num_chosen = len(axes)
         axes += tuple(number % box.shape[1] for number in range(MAX_AXES - len(axes)))
         parts = parts[[int(np.argmax(found))]]
     worst = errors(parts)[0]
@@ -467,7 +478,7 @@ def composed_bound(
     terms = _ledger(worst, names, DIVIDED_ROOM if divides else WHOLE_ROOM)
     if divides:
         terms = tuple(sorted(terms, key=lambda term: -term.value))
-    return Composed(float(up(math.fsum(term.value for term in terms), 2)), terms, axes)
+    return Composed(float(up(math.fsum(term.value for term in terms), 2)), terms, axes, num_chosen)
 
 
 def _ledger(errors: Float[np.ndarray, "outputs terms"], names: Sequence[str], room: float) -> tuple[Term, ...]:
@@ -482,17 +493,20 @@ def _ledger(errors: Float[np.ndarray, "outputs terms"], names: Sequence[str], ro
 
 
 def divided(
-    box: Interval, largest: Callable[[Interval], Float[np.ndarray, " boxes"]], has_signs: bool = False
+    box: Interval,
+    largest: Callable[[Interval], Float[np.ndarray, " boxes"]],
+    has_signs: bool = False,
+    known: Sequence[int] = (),
 ) -> tuple[Interval, Float[np.ndarray, " parts"], tuple[int, ...]]:
     """Halve parts of the box where `largest` is largest, as long as that makes it smaller.
 
     Return the parts, `largest` on each of them, and the axes. A part at depth k is halved along axes[k], so the axes
-    are enough to make the same parts again.
+    are enough to make the same parts again. The first ones may be known.
     """
-    parts, found, depth = box, largest(box), np.zeros(1, dtype=int)
+    parts, depth, axes = box, np.zeros(1, dtype=int), list(known)
     most, many, close = SIGNED_LIMITS if has_signs else (MOST_PARTS, MANY_PARTS, CLOSE_TO_POINTS)
-    axes: list[int] = []
-    seen, before = 0.0, (1, math.inf)
+    found, (seen,) = np.split(largest(Interval.joined(box, Interval.point(box.mid))), 2)
+    before = (1, math.inf)
     while len(parts) < many and not is_time_over():
         is_far = FAR_FROM_POINTS * seen < found.max() < math.inf
         if len(parts) >= most and not is_far:
@@ -501,7 +515,7 @@ def divided(
             if found.max() > WORTH_DOUBLING * before[1] and not is_far:
                 break
             before = len(parts), float(found.max())
-        seen = max(seen, float(largest(Interval.point(parts[np.argsort(-found)[:POLLED]].mid)).max()))
+        points = Interval.point(parts[np.argsort(-found)[:POLLED]].mid)
         wide = (found > close * seen) & ((found >= WORST_PARTS * found.max()) | ~np.isfinite(found))
         if wide.any() and int(depth[wide].max()) == len(axes):
             if len(axes) == MAX_AXES:
@@ -512,7 +526,8 @@ def divided(
             break
         halves = halved(parts[wide], np.array(axes)[depth[wide]])
         parts, depth = Interval.joined(parts[~wide], halves), np.concatenate([depth[~wide], *[depth[wide] + 1] * 2])
-        found = np.concatenate([found[~wide], largest(halves)])
+        of_halves, at_points = np.split(largest(Interval.joined(halves, points)), [len(halves)])
+        found, seen = np.concatenate([found[~wide], of_halves]), max(seen, float(at_points.max()))
     return parts, found, tuple(axes)
 
 

@@ -26,12 +26,10 @@ from attnc.proofs.rounding.slopes import NEGLIGIBLE_SLOPES, SlopeRounding
 from attnc.proofs.staged.claims import NotBoundedError, State
 from attnc.proofs.staged.error_flow import SLOPE_PIECES, Deviations, FlowStage, Slopes
 from attnc.proofs.staged.lines import (
-    FIRST_LEVEL,
     LEAST_GOAL,
     LINE_ORDER,
     LOOSE_LEAVES,
     MOST_CELLS,
-    at_least,
     leaf_intervals,
 )
 from attnc.proofs.staged.prover import (
@@ -120,8 +118,10 @@ class StagedGradient:
         rounding = path_rounding(stages, outputs, d, num_roundings(self.program), str(self.program.dtype))
         box = Interval(self.target.box.lo[None], self.target.box.hi[None])
         with quiet():
-            composed = composed_slopes(walk.flow, stages, outputs, rounding, walk.claims.ranges, box)
-            if WORTH_SIGNS * self.observed < composed.bound < math.inf:
+            composed = None
+            if not walk.has_signs:
+                composed = composed_slopes(walk.flow, stages, outputs, rounding, walk.claims.ranges, box, walk.axes)
+            if composed is None or WORTH_SIGNS * self.observed < composed.bound < math.inf:
                 for head in proved:
                     head.take_signs()
                 signed = [stage.with_deviations([head.deviations for head in heads]) for stage, heads in found]
@@ -230,10 +230,10 @@ class ProvedSlopes:
                 tolerance=LOOSE_LEAVES,
                 floor=rounding.level + least,
                 goal=FAR_BELOW * eps,
-                start_level=FIRST_LEVEL,
+                start_level=LEAST_LEVEL,
                 budget=Budget(MOST_CELLS),
             )
-            covering = _sharper(dataclasses.replace(covering, cells=at_least(covering, LEAST_LEVEL)))
+            covering = _sharper(covering)
         deltas = covering.cells.upper[:, 0]
         if not np.isfinite(deltas).all():
             raise NotBoundedError
@@ -263,15 +263,17 @@ def _sharper(proof: Covering) -> Covering:
     """Halve leaves where the bound of a half is much smaller, as near the ends of an interval: errors grow there."""
     cells, kind = proof.cells, proof.kinds[0]
     for _ in range(SHARPENED):
-        finer = cells.cut(np.ones_like(cells.level))
+        is_large = cells.upper[:, 0] > WORTH_SHARPENING * cells.upper.max()
+        finer = cells.where(is_large).cut(np.ones(np.count_nonzero(is_large), dtype=int))
         finer.improve(
             np.arange(len(finer)), 0, kind, kind.bounds(*cell_boxes(proof.box, finer.level, finer.index), SHARP)
         )
         least = finer.upper[:, 0].reshape(-1, 2).min(axis=1)
-        steep = (least < MUCH_SMALLER * cells.upper[:, 0]) & (cells.upper[:, 0] > WORTH_SHARPENING * cells.upper.max())
-        if not steep.any():
+        is_steep = least < MUCH_SMALLER * cells.upper[is_large, 0]
+        if not is_steep.any():
             break
-        cells = CellBounds.joined([cells.where(~steep), finer.where(np.repeat(steep, 2))])
+        is_large[is_large] = is_steep
+        cells = CellBounds.joined([cells.where(~is_large), finer.where(np.repeat(is_steep, 2))])
     return dataclasses.replace(proof, cells=cells)
 
 

@@ -44,6 +44,7 @@ from attnc.proofs.staged.error_flow import (
     Readings,
     Slopes,
     composed_bound,
+    has_middles,
 )
 from attnc.proofs.staged.lines import (
     CLOSE_LEAVES,
@@ -164,6 +165,7 @@ class StageWalk:
         self.states: list[State] = []  # before every stage of `flow`
         self.groups: list[list[ProvedGroup]] = []  # of every stage of `flow`
         self.is_complete = True
+        self.axes: tuple[int, ...] = ()  # along which the box was halved to add up the errors of values
         self._ranges: list[tuple[float, float]] = []  # of the arguments of all heads
 
     def through_all(self, request: ProofRequest) -> None:
@@ -206,7 +208,13 @@ class StageWalk:
                 group.take_signs()
             deviations = tuple(group.deviations for group in groups if group.deviations is not None)
             self.flow[number] = dataclasses.replace(self.flow[number], deviations=deviations)
+        self.axes = ()
         self.heads[:] = [proof for groups in self.groups for group in groups for proof in group.proofs]
+
+    @property
+    def has_signs(self) -> bool:
+        """Whether errors are stated with their signs."""
+        return any(has_middles(stage.deviations) for stage in self.flow)
 
     def _passed_on(
         self, channels: Mapping[int, Channel], claimed: set[int]
@@ -301,7 +309,8 @@ class StageWalk:
             differs, rounding = np.zeros(len(rows)), up(differs + rounding)
         box, terms = Interval(self.box.lo[None], self.box.hi[None]), [head.term for head in self.heads]
         outputs = Outputs(readings.weights, differs, rounding)
-        composed = composed_bound(self.flow, terms, outputs, self._ranges_on, box, divides)
+        composed = composed_bound(self.flow, terms, outputs, self._ranges_on, box, divides, self.axes)
+        self.axes = composed.axes[: composed.num_chosen]
         return composed, texts if math.isfinite(composed.bound) else ()
 
     def _ranges_on(self, boxes: Interval) -> tuple[Interval, Interval | None]:

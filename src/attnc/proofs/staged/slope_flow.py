@@ -103,6 +103,7 @@ class ComposedSlopes:
     bound: float
     terms: tuple[Term, ...]
     axes: tuple[int, ...]
+    num_chosen: int = 0  # the first axes, which were chosen; the others follow in turns
 
 
 def num_roundings(program: Program) -> int:
@@ -144,7 +145,6 @@ class SlopeFlow:
         self.flow, self.first = flow, d
         G, C, g = flow.factors
         self.own, self.beside = np.zeros((2, boxes, count))
-        self.has_signs = flow.has_signs or any(has_middles(stage.deviations) for stage in stages)
         ends, moves, carries = (Interval(*np.zeros((2, boxes, count))) for _ in range(3))
         inputs = by[:, :, None]
         tangents = Interval(inputs, inputs)  # of the variables and of all heads so far, (boxes, sources, 1)
@@ -190,6 +190,8 @@ class SlopeFlow:
                 of_slopes, of_values = stage.deviations[number], part.deviations[number]
                 largest, of_value = of_slopes.over(column, error, C_mag), of_values.largest(column, error)
                 own[:, number] += products(largest, size_t[:, number]) + products(of_value, size_C[:, number])
+                if not flow.has_signs:
+                    continue
                 found = of_slopes.ends(column, error)
                 unknown_t, unknown_C = (
                     np.maximum(up(x[:, number] - y[:, number].mag), 0.0)
@@ -243,19 +245,21 @@ def composed_slopes(
     rounding: Float[np.ndarray, "outputs d"],
     ranges: Ranges,
     box: Interval,
+    known: Sequence[int] = (),
 ) -> ComposedSlopes:
-    """Bound the errors of all slopes at the outputs, over parts of the box."""
+    """Bound the errors of all slopes at the outputs, over parts of the box. The axes `known` are halved first."""
     d = box.shape[1]
+    has_signs = any(has_middles(part.deviations) for part in flow) or any(has_middles(x.deviations) for x in stages)
 
     def errors(boxes: Interval) -> Float[np.ndarray, "boxes slopes terms"]:
         n = len(boxes)
         t, C = (None if x is None else Interval(np.tile(x.lo, (d, 1)), np.tile(x.hi, (d, 1))) for x in ranges(boxes))
         assert t is not None
-        slopes = SlopeFlow(ErrorFlow(flow, t, C), stages, t, np.repeat(np.eye(d), n, axis=0))
+        slopes = SlopeFlow(ErrorFlow(flow, t, C, has_signs), stages, t, np.repeat(np.eye(d), n, axis=0))
         by_slopes, by_values, off = slopes.at(outputs)
         rounded = np.repeat(rounding.T, n, axis=0)
         found = np.stack([by_slopes, by_values, off, rounded], axis=2)
-        if slopes.has_signs:
+        if has_signs:
             found = scaled(found, up(slopes.signed(outputs) + up(off + rounded), 2))
         return np.moveaxis(found.reshape(d, n, len(outputs.weights), -1), 0, 1).reshape(n, -1, found.shape[2])
 
@@ -263,8 +267,8 @@ def composed_slopes(
         found = up(errors(boxes).sum(axis=2), 8).max(axis=1)
         return np.where(np.isnan(found), np.inf, found)
 
-    has_signs = any(has_middles(part.deviations) for part in flow) or any(has_middles(x.deviations) for x in stages)
-    parts, found, axes = divided(box, largest, has_signs)
+    parts, found, axes = divided(box, largest, has_signs, known)
+    num_chosen = len(axes)
     axes += tuple(number % d for number in range(MAX_AXES - len(axes)))
     worst = errors(parts[[int(np.argmax(found))]])[0]
     row = worst[int(np.argmax(worst.sum(axis=1)))]
@@ -274,7 +278,7 @@ def composed_slopes(
     names = ("slopes", "values", "coefficients", "rounding")
     terms = [Term(name, x, REASONS[name]) for name, x in zip(names, sums, strict=True) if x > 0]
     terms.sort(key=lambda term: -term.value)
-    return ComposedSlopes(float(up(math.fsum(sums), 2)), tuple(terms), axes)
+    return ComposedSlopes(float(up(math.fsum(sums), 2)), tuple(terms), axes, num_chosen)
 
 
 def require_close(slack: float, value: float, text: str) -> None:
