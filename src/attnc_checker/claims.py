@@ -184,7 +184,7 @@ def _slopes(stated: Object) -> SlopeClaim:
     require(len(bounds) == len(leaves), f"{about} have {len(leaves)} leaves and {len(bounds)} bounds")
     in_order = all(0 <= x <= bound for x in (bound, *bounds))
     require(in_order, f"a bound of {about} is negative, or that of a leaf above that of the stage")
-    return SlopeClaim(name, bound, leaves, bounds, read_middles(stated, leaves, bounds, "gradient.stages."))
+    return SlopeClaim(name, bound, leaves, bounds, read_middles(stated, leaves, "gradient.stages."))
 
 
 def _excluded(stated: object, claim: Claim) -> Ends:

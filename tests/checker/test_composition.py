@@ -122,7 +122,7 @@ test_a_changed_claim = changes(
             (stage(1, bound=lambda x: 0.9 * x, leaf_bounds=None), "is not re-proved to"),
             (stage(1, bound=lambda x: 2 * x, leaf_bounds=None), "the errors of the stages add up to"),
             (lambda data: data["stages"][1]["leaf_bounds"].reverse(), "is not re-proved to"),
-            (lambda data: data["stages"][1]["leaf_bounds"].pop(), "leaves and 63 bounds"),
+            (lambda data: data["stages"][1]["leaf_bounds"].pop(), "leaves and 127 bounds"),
             (lambda data: data["stages"][1]["leaves"].pop(), "do not cover the box"),
             (stage(0, function="1.001*t"), "are not known to be the expression"),
             (stage(0, argument="1.001*a"), "are not known to be the expression"),

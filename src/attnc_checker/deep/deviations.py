@@ -44,7 +44,7 @@ class Deviations:
 
     def _around(self, middle: arb, bound: arb) -> tuple[float, float]:
         """Return the ends of the stage less g on a leaf, as floats."""
-        radius = self.growth * (bound - abs(middle))
+        radius = self.growth * (bound - abs(middle)).max(arb(0))
         return math.nextafter(float((middle - radius).lower()), -math.inf), math.nextafter(
             float((middle + radius).upper()), math.inf
         )

@@ -147,8 +147,9 @@ def lower_leaf(claim):
 
 
 def without_leaf(claim):
-    claim["stages"][0]["leaves"].pop()
-    claim["stages"][0]["leaf_bounds"].pop()
+    for name in ("leaves", "leaf_bounds", "leaf_middles"):
+        if name in claim["stages"][0]:
+            claim["stages"][0][name].pop()
 
 
 def swapped(claim):
