@@ -17,7 +17,9 @@ import attnc
 import attnc_checker
 from attnc import sharding
 from attnc.exports.directory import shard_name
+from attnc.exports.safe_files import read_json
 from attnc.proofs.cells.dyadic import Region, cells, regions
+from attnc.scheduling import require_cluster
 
 SOURCE, BOX, EPS, SHARDS = "cos(2*x)*exp(y)", {"x": (-2, 2), "y": (-1, 1)}, 1e-6, 6
 
@@ -157,7 +159,7 @@ def test_other_proofs_are_made_in_one_piece(tmp_path, net, message):
 
 
 def attnc_command(*arguments: object) -> list[str]:
-    return [sys.executable, "-m", "attnc.cli", *map(str, arguments)]
+    return [sys.executable, "-m", "attnc", *map(str, arguments)]
 
 
 def test_two_workers_of_a_cluster_make_the_same_files(raw, parts, tmp_path):
@@ -183,13 +185,13 @@ def test_two_workers_of_a_cluster_make_the_same_files(raw, parts, tmp_path):
             if file.exists() and file.stat().st_size:
                 break
             time.sleep(0.1)
-        address = attnc.exports.safe_files.read_json(file)["address"]
+        address = read_json(file)["address"]
         quick = ("--nthreads", "1", "--no-dashboard", "--no-nanny")
         lost = start("dask_worker", address, *quick)
         start("dask_worker", address, *quick)
         for _ in range(600):
             try:
-                sharding_workers(address)
+                require_cluster(address)
                 break
             except attnc.InputError:
                 time.sleep(0.1)
@@ -210,17 +212,12 @@ def test_two_workers_of_a_cluster_make_the_same_files(raw, parts, tmp_path):
     assert seen == sorted(seen)
 
 
-def sharding_workers(address: str) -> None:
-    from attnc.scheduling import require_cluster
-
-    require_cluster(address)
-
-
 @pytest.mark.slow
 def test_killed_at_twenty_points(raw, tmp_path):
     """Coordinator or worker, by SIGKILL: nothing is lost, nothing proved twice, and the certificate is the same."""
     place, rng, kept = tmp_path / "parts", random.Random(0), dict[str, tuple[int, int]]()
     count, kills = 40, 0
+    place.mkdir()
     command = attnc_command("prove", raw, "--cluster", "local", "--shards", count, "--out", place, "--processes", 2)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     saved = {path: path.read_bytes() for path in raw.iterdir()}
