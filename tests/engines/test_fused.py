@@ -160,11 +160,29 @@ def test_threads_change_no_byte(monkeypatch: pytest.MonkeyPatch) -> None:
         return slow
 
     monkeypatch.setattr(numpy_engine, "SCORES_PER_THREAD", 1)
+    monkeypatch.setattr(numpy_engine, "LEAST_COMPILED", 0)
     monkeypatch.setattr(numpy_engine, "CORES", 4)
     monkeypatch.setattr(fused.Fused, "run", watched)
     assert (run_compiled(program, (points,)) == expected).all()
     assert threading.get_ident() in threads  # the calling thread takes parts as well
     assert len(threads) > 1
+
+
+def test_little_work_of_compiled_loops_stays_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Starting a thread takes longer than the loops."""
+    parts = list[int]()
+
+    def run(u: np.ndarray, out: np.ndarray, least: np.ndarray, most: np.ndarray) -> bool:
+        parts.append(len(u))
+        return True
+
+    points, ends = np.zeros((1000, 1)), (np.zeros(1), np.zeros(1))
+    work = numpy_engine.LEAST_COMPILED // len(points)
+    for each, expected in ((work, 1), (work + 1, numpy_engine.MOST_PARTS)):
+        parts.clear()
+        numpy_engine.in_parts(run, points, points.copy(), ends, 1, each, least=numpy_engine.LEAST_COMPILED, threads=1)
+        assert sum(parts) == len(points)
+        assert len(parts) == expected
 
 
 def test_an_error_in_any_thread_is_raised_once_all_threads_have_ended() -> None:

@@ -264,7 +264,7 @@ def _largest(keys: int, middle: int) -> float:
 
 
 def _polynomial(coefficients: Sequence[float], powers: Sequence[Array]) -> Array:
-    terms = [c * power for c, power in zip(coefficients, powers, strict=True)]
+    terms = [c * power for c, power in zip(coefficients, powers, strict=True) if c != 0] or [0.0 * powers[-1]]
     while len(terms) > 1:
         terms = [sum(terms[i + 1 : i + 2], terms[i]) for i in range(0, len(terms), 2)]
     return terms[0]

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from attnc.engines.fused import Fused
-from attnc.engines.numpy_engine import has_numba, in_parts
+from attnc.engines.numpy_engine import LEAST_COMPILED, has_numba, in_parts
 from attnc.engines.query_pieces import QueryPieces
 from attnc.engines.torch_module import Limits, ProgramModule, key_mix
 from attnc.engines.torch_rows import FEWEST_POINTS, Average, FewKeys, Prepared, Row, is_plain, row_of
@@ -163,8 +163,8 @@ class TorchNetwork(ProgramModule):
 class _CompiledLoops:
     """Runs the instructions of a program on the memory of tensors, as long as the stored numbers are those it has."""
 
-    def __init__(self, loops: Fused, work_per_point: int, stored: list[Tensor]) -> None:
-        self._loops, self._work_per_point, self._kept = loops, work_per_point, _joined(stored)
+    def __init__(self, loops: Fused, stored: list[Tensor]) -> None:
+        self._loops, self._kept = loops, _joined(stored)
         most = np.full(loops.num_inputs, np.inf, loops.dtype)
         self._limits = -most, most
 
@@ -174,7 +174,7 @@ class _CompiledLoops:
         if not has_numba() or sum(each.numel() for each in stored) > MOST_COMPARED:
             return None
         loops = Fused.of(form, dtype)
-        return None if loops is None else cls(loops, form.num_scores, stored)
+        return None if loops is None else cls(loops, stored)
 
     def __call__(self, u: Tensor, stored: list[Tensor]) -> Tensor | None:
         """Return the outputs, or None if a stored number has changed, or is not a plain number of a CPU."""
@@ -192,7 +192,8 @@ class _CompiledLoops:
         assert run is not None
         out = u.new_empty(u.shape[0], self._loops.num_outputs)
         points, found = u.detach().numpy(), out.numpy()
-        in_parts(run, points, found, self._limits, 1, self._work_per_point, threads=torch.get_num_threads())
+        work, threads = self._loops.work_per_point, torch.get_num_threads()
+        in_parts(run, points, found, self._limits, 1, work, least=LEAST_COMPILED, threads=threads)
         return out
 
     def __getstate__(self) -> dict[str, object]:
