@@ -133,7 +133,7 @@ def _minimum(
         step = 1e-6  # the derivative of the mean function, by differences: the steps only have to converge
         slopes = (mean(X @ w + step) - mean(X @ w - step)) / (2 * step)
         move = np.linalg.solve(share * (X.T * slopes) @ X + ridge * np.eye(len(w)), gradient(w))
-        w = w - move * min(1.0, 2 / max(np.linalg.norm(move), 1e-300))
+        w = w - move * min(1.0, 2 / max(float(np.linalg.norm(move)), 1e-300))
     return w
 
 

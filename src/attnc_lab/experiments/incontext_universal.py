@@ -102,7 +102,7 @@ def fill_distance(points: np.ndarray) -> float:
     d = points.shape[1]
     places = lattice(middles(-1, 1, FINE[d]), d)
     # Every point of the box is within half a diagonal of a cell of its middle.
-    return float(cKDTree(points).query(places)[0].max()) + math.sqrt(d) / FINE[d]
+    return float(np.max(cKDTree(points).query(places)[0])) + math.sqrt(d) / FINE[d]
 
 
 def measure(cell: Cell, seed: int) -> list[Row]:
