@@ -190,7 +190,7 @@ def _exponent(head: FewKeys, slopes: Sequence[Fraction]) -> Row:
     return row_of(coefficients, float(sum((f * c for f, c in zip(factors, constants, strict=True)), Fraction())))
 
 
-class _Columns:
+class _ValueSums:
     """The averages of values that are constant, or multiples of variables. Columns of zeros are left out."""
 
     def __init__(self, head: FewKeys, columns: np.ndarray, coefficients: np.ndarray) -> None:
@@ -216,7 +216,7 @@ class _Columns:
 class _Powers:
     """The weights are coefficients[k]·E^k. The exponent of E is at most `limit`."""
 
-    def __init__(self, exponent: Row, limit: float, columns: _Columns) -> None:
+    def __init__(self, exponent: Row, limit: float, columns: _ValueSums) -> None:
         self._exponent, self._limit, self._columns = exponent, limit, columns
         self._first, self._others = columns.sums[:, :1], columns.sums[:, 1:].contiguous()
 
@@ -233,7 +233,7 @@ class _Powers:
 class _Exponentials:
     """The weights are the exponentials of slopes·x + offsets, in units of log 2, for |x| ≤ limit."""
 
-    def __init__(self, x: Row, slopes: np.ndarray, offsets: np.ndarray, limit: float, columns: _Columns) -> None:
+    def __init__(self, x: Row, slopes: np.ndarray, offsets: np.ndarray, limit: float, columns: _ValueSums) -> None:
         self._x, self._limit, self._columns = x, limit, columns
         self._slopes, self._offsets = torch.tensor(slopes)[:, None], torch.tensor(offsets)[:, None]
 
@@ -282,7 +282,7 @@ def _weighted(head: FewKeys) -> _Powers | _Exponentials | None:
     if found is not None:
         factors = [Fraction(found.step if j == moving else 0.0) for j in range(len(head.constant))]
         limit = found.reach * abs(found.step) * float(LOG2_E)
-        return _Powers(_exponent(head, factors), limit, _Columns(head, columns, found.coefficients))
+        return _Powers(_exponent(head, factors), limit, _ValueSums(head, columns, found.coefficients))
     if slopes.dtype == np.float64 and _is_power_of_two(slopes).all():
         return None
     constants = [Fraction(c) for c in head.constant[still].tolist()]
@@ -298,7 +298,7 @@ def _weighted(head: FewKeys) -> _Powers | _Exponentials | None:
         return None
     x = row_of(head.query[moving].tolist(), float(head.constant[moving]))
     limit = float(room / np.abs(scaled[:, 0]).max())
-    return _Exponentials(x, scaled[:, 0], scaled[:, 1], limit, _Columns(head, columns, np.ones(len(slopes))))
+    return _Exponentials(x, scaled[:, 0], scaled[:, 1], limit, _ValueSums(head, columns, np.ones(len(slopes))))
 
 
 def _is_power_of_two(x: np.ndarray) -> np.ndarray:

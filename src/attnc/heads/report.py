@@ -11,7 +11,7 @@ import numpy as np
 
 from attnc.errors import InputError, real_number, whole_number
 from attnc.exports.safe_files import PathLike
-from attnc.heads.selecting import DTYPES, LARGEST_POSITION, LayerClaims, Region, SelectionClaim
+from attnc.heads.selecting import DTYPES, LARGEST_POSITION, LayerClaims, QueryRegion, SelectionClaim
 from attnc.heads.stock_layer import StockLayer, StockModel
 from attnc.numerics.arrays import Float
 from attnc.numerics.rounding import ENGINE_ULPS
@@ -215,12 +215,12 @@ def _regions(
     radius: float,
     box: tuple[Any, Any] | None,
     place: int,
-) -> tuple[list[Region], bool]:
+) -> tuple[list[QueryRegion], bool]:
     if box is None:
         rows, are_tokens = _states(files, layer, "queries", queries, place)
         if len(rows) > MAX_QUERIES:
             raise InputError(f"{len(rows):,} queries; at most {MAX_QUERIES:,} are taken at a time")
-        return [Region(row, float(radius)) for row in rows], are_tokens
+        return [QueryRegion(row, float(radius)) for row in rows], are_tokens
     corners, _ = _states(files, layer, "box", np.stack([_numbers("box", corner) for corner in box]), None)
     lo, hi = corners
     if (lo > hi).any():
@@ -230,7 +230,7 @@ def _regions(
         )
     centre = lo / 2 + hi / 2
     widths = np.nextafter(np.maximum(hi - centre, centre - lo), np.inf)
-    return [Region(centre, widths=np.where(lo == hi, 0.0, widths))], False
+    return [QueryRegion(centre, widths=np.where(lo == hi, 0.0, widths))], False
 
 
 def _states(

@@ -48,7 +48,7 @@ TINY = {"float32": 2.0**-126, "float64": 2.0**-1022}
 
 
 @dataclass(frozen=True, eq=False)
-class Region:
+class QueryRegion:
     """Queries around `centre`: within `radius` of it in the 2-norm, or within `widths` of it in each channel."""
 
     centre: Float[np.ndarray, " width"]
@@ -163,7 +163,7 @@ class LayerClaims:
         self.num_keys = len(keys)
         self.raw_sizes = np.abs(keys)
 
-    def head(self, number: int, regions: list[Region], leak: float) -> SelectionClaim:
+    def head(self, number: int, regions: list[QueryRegion], leak: float) -> SelectionClaim:
         """Return the claim of one head, for all regions."""
         layer, key_head = self.layer, self.layer.key_head(number)
         W_Q, b_Q = layer.W_Q[number], layer.b_Q[number]
@@ -240,7 +240,7 @@ class LayerClaims:
 
     def _query(
         self,
-        region: Region,
+        region: QueryRegion,
         G: Enclosed,
         constant: Enclosed,
         W_Q: np.ndarray,
@@ -280,7 +280,7 @@ class LayerClaims:
             leaks[rounding.dtype] = float(up(leaked(relaxed) * grown, 2))
         return _QueryClaim(a, float(gaps.min(initial=math.inf)), leaked(gaps), margins, leaks)
 
-    def _scale_range(self, region: Region) -> Interval:
+    def _scale_range(self, region: QueryRegion) -> Interval:
         """Return the range of t over the region."""
         norm = self.layer.norm
         if norm is None:
@@ -298,7 +298,7 @@ class LayerClaims:
     def _score_errors(
         self,
         rounding: _Rounding,
-        region: Region,
+        region: QueryRegion,
         t: float,
         moved: np.ndarray,
         W_Q: np.ndarray,

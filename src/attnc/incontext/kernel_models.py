@@ -34,7 +34,7 @@ from attnc.numerics.rounding import UNIT_ROUNDOFF
 QUERIES = 64
 """Number of queries of one program. Predictions are made in blocks of this size, and the last block is padded with
 zeros."""
-ROWS_AT_ONCE = 512
+KERNEL_ROWS = 512
 """Number of rows of the kernel matrix that are in memory at a time: 40 MB for 10,000 examples."""
 QUERY_REACH = 2.0
 """Programs are built for norms up to this multiple of the largest norm of an example. Queries beyond it get their own
@@ -320,5 +320,5 @@ def _scott(centred: np.ndarray) -> float:
 
 def _row_sums(centred: np.ndarray, gamma: float) -> float:
     """Return the largest Σ_j e^{−γ|x_i−x_j|²}, rounded up. No eigenvalue of the kernel is larger."""
-    blocks = (centred[i : i + ROWS_AT_ONCE] for i in range(0, len(centred), ROWS_AT_ONCE))
+    blocks = (centred[i : i + KERNEL_ROWS] for i in range(0, len(centred), KERNEL_ROWS))
     return max(float(rbf_kernel(block, centred, gamma=gamma).sum(axis=1).max()) for block in blocks) * (1 + 1e-9)

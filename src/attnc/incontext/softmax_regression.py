@@ -68,7 +68,7 @@ class SoftmaxTask(Task):
 
     def program(self, dtype: str = "float64") -> Program:
         """Return the program of this task. Its one input has the first weights above the prompt."""
-        return _SoftmaxBuilder(self, dtype).program()
+        return _ClassesBuilder(self, dtype).program()
 
     def inputs(
         self,
@@ -95,7 +95,7 @@ class SoftmaxTask(Task):
 
 
 @dataclass(frozen=True, eq=False)
-class _SoftmaxBuilder:
+class _ClassesBuilder:
     model: SoftmaxTask
     dtype: str
 

@@ -30,7 +30,7 @@ from attnc.incontext.prompt import Prompt
 from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma
 
 SMOOTH_LOSSES = ("logistic", "poisson")
-OUTWARD = 1 + 1e-12
+CURVATURE_SLACK = 1 + 1e-12
 """The factor by which curvatures are widened. It covers the roundings of the few operations that compute them."""
 RESIDUAL_SLACK = 1 + 1e-9
 """A bound of |μ − y| for the logistic loss, with μ from the attention layer. Its error is far below 1e-9."""
@@ -132,15 +132,15 @@ def plan_strongly_convex(
         raise InputError(f"a strongly convex loss needs a penalty above 0, found {penalty!r}")
     if not (math.isfinite(start) and start >= 0):
         raise InputError(f"the norm of the first weights is finite and ≥ 0, found {start!r}")
-    radius = (examples.weights + start) * OUTWARD
-    largest = (2 * examples.weights + start) * OUTWARD
-    reached = largest * examples.x * OUTWARD
+    radius = (examples.weights + start) * CURVATURE_SLACK
+    largest = (2 * examples.weights + start) * CURVATURE_SLACK
+    reached = largest * examples.x * CURVATURE_SLACK
     penalties = (float(penalty),) * prompt.num_weights
     task: Task
     if loss == "logistic":
         L, mu = examples.most / 4 + penalty, penalty + examples.least * _least_slope(reached)
         sizes = Sizes(prompt.rows, 2, examples.x, RESIDUAL_SLACK, 2 * RESIDUAL_SLACK)
-        schedule = Schedule("plain", steps, L * OUTWARD, mu / OUTWARD)
+        schedule = Schedule("plain", steps, L * CURVATURE_SLACK, mu / CURVATURE_SLACK)
         task = GLMTask(prompt, schedule, choose(sizes, heads, dtype), RESIDUAL_SLACK, penalties)
     else:
         if reached > MOST_EXPONENT:
@@ -151,7 +151,7 @@ def plan_strongly_convex(
         L = math.exp(reached) * examples.most + penalty
         mu = penalty + math.exp(-reached) * examples.least
         sizes = Sizes(prompt.rows, 2, examples.x, examples.y, examples.y, mean=True)
-        schedule = Schedule("plain", steps, L * OUTWARD, mu / OUTWARD)
+        schedule = Schedule("plain", steps, L * CURVATURE_SLACK, mu / CURVATURE_SLACK)
         moment = choose(sizes, heads, dtype)
         task = Task(prompt, schedule, moment, reached, penalties, mean=True, loss="poisson", targets=examples.y)
     return _bounded(task, examples, radius, largest, start, dtype)
@@ -166,7 +166,7 @@ def _bounded(task: Task, examples: ExampleBounds, radius: float, largest: float,
         *((t.name, schedule.amplification * t.value, f"{t.reason}, over all steps") for t in gradient.terms),
         ("updates", schedule.amplification * updates, f"the affine maps in {dtype}, over all steps"),
     ]
-    if eta * (gradient.value + updates) * OUTWARD > (1 - schedule.rho) * radius:
+    if eta * (gradient.value + updates) * CURVATURE_SLACK > (1 - schedule.rho) * radius:
         terms.append(("ball", math.inf, f"errors of gradients may lead out of the ball of radius {radius:.3g}"))
     return Plan(task, gradient, rounded_up(*terms), examples.weights, start)
 

@@ -149,7 +149,7 @@ def _slope_stages(walk: StageWalk, eps: float) -> list[tuple[SlopeStage, list[Pr
     stages, first = list[tuple[SlopeStage, list[ProvedSlopes]]](), 0
     count = sum(len(groups) for groups in walk.groups)
     for state, groups, flow in zip(walk.states, walk.groups, walk.flow, strict=True):
-        columns = _Columns(walk, state, first)
+        columns = _StageColumns(walk, state, first)
         heads, found = list[ClaimedHead](), list[ProvedSlopes]()
         for group in groups:
             check_time(PROVING)
@@ -163,7 +163,7 @@ def _slope_stages(walk: StageWalk, eps: float) -> list[tuple[SlopeStage, list[Pr
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Columns:
+class _StageColumns:
     """The columns of a stage: the variables, and then the heads before it, by the channels of the state."""
 
     walk: StageWalk
@@ -180,7 +180,7 @@ class _Columns:
 
 
 def _stage(
-    heads: Sequence[ClaimedHead], found: Sequence[ProvedSlopes], columns: _Columns, flow: FlowStage
+    heads: Sequence[ClaimedHead], found: Sequence[ProvedSlopes], columns: _StageColumns, flow: FlowStage
 ) -> SlopeStage:
     channels, nothing = len(columns.state.names), StateForm(np.zeros(len(columns.state.names)), 0.0)
     forms = [(head.argument.form, None if head.claim.carrier is None else head.claim.carrier.form) for head in heads]
@@ -280,5 +280,5 @@ def _sharper(proof: Covering) -> Covering:
 def _outputs(walk: StageWalk, read: StateForm) -> SlopeOutputs:
     goals, _ = zip(*walk.claims.outputs(walk.state), strict=True)
     goal = StateForm.stacked(goals, len(walk.state.names))
-    columns = _Columns(walk, walk.state, len(walk.heads))
+    columns = _StageColumns(walk, walk.state, len(walk.heads))
     return SlopeOutputs(columns(read.weights), columns(np.abs(read.weights - goal.weights)))
