@@ -251,7 +251,7 @@ def build(out: Path) -> None:
         for page in pages.rglob("*.md"):
             page.write_text(typeset(page.read_text(encoding="utf-8")), encoding="utf-8")
         _add_contributing(pages)
-        made = api_pages()
+        made = {name: typeset(text) for name, text in api_pages().items()}
         for name, text in {**made, "commands": commands_page()}.items():
             (pages / f"{name}.md").write_text(text, encoding="utf-8")
         config = CONFIG.read_text(encoding="utf-8")
