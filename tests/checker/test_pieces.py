@@ -26,9 +26,9 @@ CASES = [  # (function, in Python, [low, high], held)
 ]
 
 
-def claim(function, ends, held, bound=0.0, leaves=(), leaf_bounds=()) -> StageClaim:
+def claim(function, ends, held, bound=0.0, leaves=(), leaf_bounds=(), leaf_middles=()) -> StageClaim:
     names = ("layer", "channel", "s", "x", None, None, None, None, function)
-    return StageClaim(*names, ends, held, bound, None, None, leaves, leaf_bounds)
+    return StageClaim(*names, ends, held, bound, None, None, leaves, leaf_bounds, leaf_middles)
 
 
 @pytest.mark.parametrize("e", [1e-9, 1e-3, 0.2])
@@ -70,11 +70,12 @@ def test_slopes_are_no_wider_than_those_at_points(name):
 
 CELLS = [(1, 1), (3, 2), (3, 3), (2, 0)]
 BOUNDS = (0.25, 0.5, 2.0, 1.0)
+MIDDLES = (0.25, -0.125, 1.5, 0.0)
 
 
-def deviations(leaves=CELLS, bounds=BOUNDS, size=3.0, growth=0.5, fixed=0.125, unsure=0.0625) -> Deviations:
+def deviations(leaves=CELLS, bounds=BOUNDS, size=3.0, growth=0.5, fixed=0.125, unsure=0.0625, middles=()) -> Deviations:
     stated = tuple(Leaf("taylor", 4, (level, (i,))) for level, i in leaves)
-    stage = claim("t", (-1.0, 3.0), None, 2.0, stated, bounds)
+    stage = claim("t", (-1.0, 3.0), None, 2.0, stated, bounds, middles)
     return Deviations(stage, *map(arb, (size, growth, fixed, unsure)))
 
 
@@ -87,6 +88,22 @@ def test_the_leaves_that_can_hold_the_argument_count_and_no_others():
         delta = max(x for (a, b), x in zip(cells, BOUNDS, strict=True) if a <= high + off and b >= low - off)
         wanted = min(3.0 * delta, carrier * delta + 0.125) + 0.0625
         assert wanted <= float(found.over((arb(low), arb(high)), arb(off), arb(carrier))) <= wanted * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("growth", [1.0, 2.0])
+def test_errors_with_signs_are_those_of_the_leaves_that_can_hold_the_argument(growth):
+    rng, found = np.random.default_rng(0), deviations(growth=growth, middles=MIDDLES)
+    cells = [(4 * i / 2**level - 1, 4 * (i + 1) / 2**level - 1) for level, i in CELLS]
+    radii = [growth * (bound - abs(middle)) for bound, middle in zip(BOUNDS, MIDDLES, strict=True)]
+    for _ in range(500):
+        low, high = np.sort(rng.uniform(-1, 3, 2)) if rng.random() < 0.8 else np.sort(rng.choice(np.ravel(cells), 2))
+        off = float(rng.choice([0.0, 1e-3, 0.3]))
+        met = [k for k, (a, b) in enumerate(cells) if a <= high + off and b >= low - off]
+        ends = found.between((arb(low), arb(high)), arb(off))
+        assert float(ends[0]) == pytest.approx(min(MIDDLES[k] - radii[k] for k in met), rel=1e-12, abs=1e-12)
+        assert float(ends[0]) <= min(MIDDLES[k] - radii[k] for k in met)
+        assert float(ends[1]) == pytest.approx(max(MIDDLES[k] + radii[k] for k in met), rel=1e-12, abs=1e-12)
+        assert float(ends[1]) >= max(MIDDLES[k] + radii[k] for k in met)
 
 
 def test_what_is_not_known_is_as_bad_as_it_gets():
