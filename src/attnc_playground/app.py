@@ -23,7 +23,7 @@ import attnc
 from attnc_playground import verify_page
 from attnc_playground.limits import MAX_BODY, Limits
 from attnc_playground.openapi import document
-from attnc_playground.pool import Answer, Answers, Pool, QueueFull, refused
+from attnc_playground.pool import Answer, Answers, NotStarted, Pool, QueueFull, refused
 from attnc_playground.requests import BadRequest, as_fields, read
 
 if TYPE_CHECKING:
@@ -90,7 +90,11 @@ def make_app(limits: Limits | None = None) -> Starlette:
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        await pool.start()
+        try:
+            await pool.start()
+        except (NotStarted, OSError) as error:
+            app.state.failure = str(error)
+            raise
         try:
             yield
         finally:
@@ -103,6 +107,7 @@ def make_app(limits: Limits | None = None) -> Starlette:
     app.router.redirect_slashes = False
     app.add_middleware(Outermost)
     app.state.pool = pool
+    app.state.failure = None  # why the workers did not start
     return app
 
 

@@ -21,10 +21,14 @@ from typing import Any
 from attnc_playground.limits import Limits
 from attnc_playground.template import LENGTH, too_large, too_long
 
-START_SECONDS = 60.0
-"""Time in which the template must be ready. It takes 2 s on an idle core."""
+START_SECONDS = 600.0
+"""Time in which the template must be ready. It takes 2 s on an idle core, and a minute beside 20 busy processes."""
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 """Workers have one thread each: a process with threads cannot be forked safely, and jobs share the cores anyway."""
+
+
+class NotStarted(Exception):
+    """The template did not start. The message states why."""
 
 
 class QueueFull(Exception):
@@ -83,10 +87,16 @@ class Pool:
                 start_new_session=True,  # Ctrl-C is for the server, which then ends the workers
             )
             assert self._template.stdout is not None
-            async with asyncio.timeout(START_SECONDS):
-                line = await self._template.stdout.readline()
+            try:
+                async with asyncio.timeout(START_SECONDS):
+                    line = await self._template.stdout.readline()
+            except TimeoutError:
+                self._template.kill()
+                raise NotStarted(
+                    f"its workers were not ready after {START_SECONDS:g} s. Is this machine busy?"
+                ) from None
             if line.strip() != b"ready":
-                raise RuntimeError("the workers of the playground cannot start; the reason is above")
+                raise NotStarted("the process that starts its workers ended. The reason is above.")
             self.report("workers", pid=self._template.pid, at_a_time=self.limits.workers)
 
     @property

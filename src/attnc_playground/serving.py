@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import sys
 from collections.abc import Callable
@@ -77,7 +78,9 @@ def run(limits: Limits, host: str, port: int, announce: Announce = _say) -> None
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
+            with contextlib.suppress(SystemExit):  # newer versions exit with code 3 if the application does not start
+                await super().startup(sockets)
+            self.should_exit |= not self.started
             if not self.should_exit:
                 announce(address)
 
@@ -85,8 +88,9 @@ def run(limits: Limits, host: str, port: int, announce: Announce = _say) -> None
         pass
 
     Connection.limits = limits
+    app = make_app(limits)
     config = uvicorn.Config(
-        make_app(limits),
+        app,
         http=Connection,
         ws="none",
         lifespan="on",
@@ -105,7 +109,7 @@ def run(limits: Limits, host: str, port: int, announce: Announce = _say) -> None
         except KeyboardInterrupt:
             raise KeyboardInterrupt("the playground has stopped, and no worker is left") from None
     if not server.started:
-        print("error: the playground did not start", file=sys.stderr)
+        print(f"error: the playground did not start: {app.state.failure or 'the reason is above'}", file=sys.stderr)
         raise SystemExit(1)
 
 

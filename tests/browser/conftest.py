@@ -6,13 +6,11 @@ import functools
 import http.server
 import re
 import shutil
-import subprocess
-import sys
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import pytest
 
@@ -20,21 +18,30 @@ import attnc
 from attnc_playground import verify_page
 from attnc_playground.app import TYPES, security_headers
 from browser import chromium
+from playground.local_server import Playground
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
 
 OPTIONS = ("--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking")
 """A container has no sandbox, no graphics card, and little shared memory. The browser itself must not call home."""
-LOOPBACK = ("127.0.0.1", "localhost", "")
+ELSEWHERE = re.compile(r"^(https?|wss?)://(?!127\.0\.0\.1[:/])")
+"""The addresses of other hosts than this one."""
 AUDIT = Path(__file__).with_name("audit.js").read_text(encoding="utf-8")
-PAINTED = """() => new Promise((painted) => {
-  const look = (list) => list.getEntriesByName('first-contentful-paint').length && painted();
-  new PerformanceObserver(look).observe({ type: 'paint', buffered: true });
-})"""
-"""Wait until something of the page can be seen."""
-WAIT = 300_000
+PAINTED = "() => performance.getEntriesByName('first-contentful-paint').length > 0"
+"""Whether something of the page can be seen."""
+WAIT = 600_000
 """Longest wait for anything on a page, in ms: the machine may be busy with other things."""
+LONGEST = "3600"
+"""The largest time limit in seconds that the verify page takes: no honest check may meet it on a busy machine."""
+PATIENCE = f"""new MutationObserver((_, observer) => {{
+  const field = document.getElementById('seconds');
+  if (field) {{ field.value = '{LONGEST}'; observer.disconnect(); }}
+}}).observe(document, {{ childList: true, subtree: true }});"""
+"""Set the time limit of the verify page before its own scripts run."""
+HOUR = 3600.0
+PATIENT = dict.fromkeys(("seconds", "compile_seconds", "header_seconds", "body_seconds", "response_seconds"), HOUR)
+"""Limits of a server that a busy machine does not reach. tests/playground has the tests of limits."""
 
 NETWORKS: dict[str, tuple[str, dict[str, tuple[float, float]], float, dict[str, Any]]] = {
     "leaves": ("sin(x)", {"x": (-3, 3)}, 1e-3, {}),
@@ -52,6 +59,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.browser)
+            # A connection of Playwright that is collected late is none of the page's faults.
+            item.add_marker(pytest.mark.filterwarnings("default::pytest.PytestUnraisableExceptionWarning"))
 
 
 @pytest.fixture(scope="session")
@@ -60,9 +69,17 @@ def browser() -> Iterator[Browser]:
 
     expect.set_options(timeout=WAIT)
     with sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=chromium.path(), args=[*OPTIONS])
+        found = playwright.chromium.launch(executable_path=chromium.path(), args=[*OPTIONS], timeout=WAIT)
         yield found
         found.close()
+
+
+def reached(page: Page, *states: str) -> str:
+    """Wait until a page is in one of these states, and return the state that was seen."""
+    found = page.wait_for_function(
+        "states => states.find((name) => name === document.documentElement.dataset.state)", arg=states
+    )
+    return found.json_value()
 
 
 class Visit:
@@ -73,16 +90,14 @@ class Visit:
         self.elsewhere: list[str] = []
         self.context = context
         context.set_default_timeout(WAIT)
-        context.route(lambda url: urlsplit(url).scheme.startswith(("http", "ws")), self._allow)
+        context.add_init_script(PATIENCE)
+        context.route(ELSEWHERE, self._refuse)
         context.on("page", self._watch)
         self.page: Page = context.new_page()
 
-    def _allow(self, route: Any) -> None:
-        if urlsplit(route.request.url).hostname in LOOPBACK:
-            route.continue_()
-        else:
-            self.elsewhere.append(route.request.url)
-            route.abort()
+    def _refuse(self, route: Any) -> None:
+        self.elsewhere.append(route.request.url)
+        route.abort()
 
     def _watch(self, page: Page) -> None:
         page.on("console", lambda message: self.errors.append(message.text) if message.type == "error" else None)
@@ -91,7 +106,12 @@ class Visit:
     def open(self, address: str) -> None:
         """Go to a page, and wait until it is painted: before that, the browser may drop keys."""
         self.page.goto(address)
-        self.page.evaluate(PAINTED)
+        self.page.wait_for_function(PAINTED)
+
+    def forget(self, *statuses: int) -> None:
+        """Forget that the browser logs these answers as errors: the test asked for them."""
+        expected = [f"status of {status}" for status in statuses]
+        self.errors[:] = [error for error in self.errors if not any(text in error for text in expected)]
 
     def audit(self) -> list[str]:
         """Return what is wrong with contrast, names for screen readers, and width."""
@@ -103,6 +123,13 @@ class Visit:
             "window.moved = 0;"
             "new PerformanceObserver((list) => { for (const entry of list.getEntries()) window.moved += entry.value; })"
             ".observe({ type: 'layout-shift', buffered: true });"
+        )
+
+    def moved(self) -> float:
+        """Return how far the parts of the page have moved, as soon as its fonts are loaded and it is painted."""
+        return self.page.evaluate(
+            "async () => { await document.fonts.ready;"
+            " for (let i = 0; i < 3; i++) await new Promise(requestAnimationFrame); return window.moved; }"
         )
 
     def tabbed(self, most: int = 200) -> set[str]:
@@ -178,15 +205,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, networks: Path) -> Iterator[s
 
 @pytest.fixture(scope="session")
 def playground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a playground, served as `attnc serve` does."""
-    log = tmp_path_factory.mktemp("playground") / "log"
-    command = [sys.executable, "-m", "attnc", "serve", "--port", "0"]
-    with log.open("w") as errors, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as server:
-        assert server.stdout is not None
-        try:
-            address = re.search(r"http://[\d.:]+", server.stdout.readline())
-            assert address, log.read_text(encoding="utf-8")
-            yield address[0]
-        finally:
-            server.terminate()
-            server.wait(20)
+    """The address of a playground, served as `attnc serve` does, with time for a busy machine."""
+    server = Playground.start(tmp_path_factory.mktemp("playground"), cpu_seconds=int(HOUR), **PATIENT)
+    yield f"http://127.0.0.1:{server.port}"
+    server.stop(signal.SIGTERM)

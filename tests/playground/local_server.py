@@ -67,7 +67,7 @@ class Playground:
         return cls(process, int(line.partition("127.0.0.1:")[2].partition("/")[0]), log)
 
     def connect(self) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
 
     def send(self, method: str, path: str, body: bytes | None = None, **headers: str) -> Response:
         connection = self.connect()
@@ -107,4 +107,4 @@ class Playground:
             os.kill(self.process.pid, number)
         assert self.process.stdout is not None
         self.process.stdout.close()
-        return self.process.wait(60)
+        return self.process.wait(600)
