@@ -31,7 +31,7 @@ def test_every_model_agrees_with_scikit_learn(run, table, model):
     report = ran.json
     assert report["rows"] == 60
     assert report["layers"] > 3
-    if model != "nadaraya-watson":
+    if model not in ("nadaraya-watson", "huber"):  # scikit-learn has no model of the same objective
         assert report["largest_difference"]["predictions"] <= 1e-7
     if "loss" in report:
         losses = [point["loss"] for point in report["loss"]]

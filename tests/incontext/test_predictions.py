@@ -23,6 +23,7 @@ MODELS = [
     ours.LinearRegression(max_rows=50),
     ours.Lasso(0.05),
     ours.ElasticNet(0.05, max_rows=50),
+    ours.Huber(0.05, max_rows=50),
     ours.PoissonRegressor(0.1),
     ours.PoissonRegressor(0.1, method="nesterov"),
     ours.RidgeSelection(),

@@ -25,6 +25,7 @@ MODELS: dict[str, Callable[[], Any]] = {
     "safeguarded": lambda: ours.Ridge(method="plain", safeguard=True).fit(X, Y),
     "Newton": lambda: ours.Ridge(max_rows=50).fit(X, Y),
     "Lasso": lambda: ours.Lasso(0.1).fit(X, Y),
+    "Huber": lambda: ours.Huber().fit(X, Y),
     "Logistic": lambda: ours.LogisticRegression().fit(X, Y > 0),
     "Poisson": lambda: ours.PoissonRegressor().fit(X, np.round(np.exp(Y / 3))),
     "KernelRidge": lambda: ours.KernelRidge().fit(X, Y),

@@ -27,6 +27,7 @@ MODELS: dict[str, tuple[str, tuple[str, ...]]] = {
     "ridge": ("Ridge", ("alpha", "method", "tol", "max_iter", "heads", "learning_rate", "max_rows")),
     "lasso": ("Lasso", ("alpha", "method", "tol", "max_iter", "heads", "max_rows")),
     "elastic-net": ("ElasticNet", ("alpha", "l1_ratio", "method", "tol", "max_iter", "heads", "max_rows")),
+    "huber": ("Huber", ("alpha", "threshold", "tol", "max_iter", "max_rows")),
     "logistic": ("LogisticRegression", ("C", "method", "tol", "max_iter", "heads", "max_rows")),
     "poisson": ("PoissonRegressor", ("alpha", "method", "tol", "max_iter", "heads", "max_rows")),
     "kernel-ridge": ("KernelRidge", ("alpha", "gamma", "method", "tol", "max_iter", "max_rows")),
@@ -71,7 +72,7 @@ def icl_command(
     ] = False,
     alpha: Annotated[
         float | None,
-        optional("The weight of the penalty, for ridge, lasso, elastic-net, poisson and kernel-ridge.", metavar="A"),
+        optional("The weight of the penalty, for all models but linear, logistic and neighbours.", metavar="A"),
     ] = None,
     l1_ratio: Annotated[
         float | None,
@@ -79,6 +80,10 @@ def icl_command(
     ] = None,
     C: Annotated[
         float | None, optional("The inverse of the weight of the penalty, for logistic.", "--c", metavar="C")
+    ] = None,
+    threshold: Annotated[
+        float | None,
+        optional("The residual beyond which the loss is linear, in units of the output, for huber.", metavar="R"),
     ] = None,
     gamma: Annotated[
         float | None,
@@ -188,17 +193,20 @@ def _fit(
     report: dict[str, Any] = {"name": name, "model": fitted, "rows": len(X), "features": len(columns)}
     report["warnings"] = [str(warning.message) for warning in caught]
     if hasattr(fitted, "coef_"):
-        ours, other = (np.append(np.ravel(model.coef_), np.ravel(model.intercept_)[0]) for model in (fitted, theirs))
+        models = (fitted,) if theirs is None else (fitted, theirs)
+        found = [np.append(np.ravel(model.coef_), np.ravel(model.intercept_)[0]).tolist() for model in models]
+        other = found[1] if theirs is not None else [None] * len(found[0])
         report["coefficients"] = [
-            {"name": column, "attention": float(a), "scikit_learn": float(b)}
-            for column, a, b in zip((*columns, "(intercept)"), ours, other, strict=True)
+            {"name": column, "attention": a, "scikit_learn": b}
+            for column, a, b in zip((*columns, "(intercept)"), found[0], other, strict=True)
         ]
     if theirs is not None:
         predictions, others = fitted.predict(X), theirs.predict(X)
+        moved = np.abs(np.subtract(found[0], found[1]))[:-1] if hasattr(fitted, "coef_") else None
         apart = predictions != others if predictions.dtype.kind == "U" else np.abs(predictions - others)
         report["largest_difference"] = {
             "predictions": float(apart.max()),
-            "coefficients": float(np.abs(ours - other)[:-1].max()) if hasattr(fitted, "coef_") else None,
+            "coefficients": float(moved.max()) if moved is not None else None,
         }
     return report | _sizes(fitted)
 
@@ -211,7 +219,7 @@ def _theirs(name: str, fitted: Any, X: np.ndarray, y: np.ndarray) -> Any:
 
     where = {"KernelRidge": kernel_ridge, "KNeighborsRegressor": neighbors}.get(name, linear_model)
     if not hasattr(where, name):
-        return None
+        return None  # scikit-learn's HuberRegressor has another objective: it finds a scale as well
     options = {
         key: value for key, value in fitted.get_params().items() if key in ("alpha", "l1_ratio", "C", "n_neighbors")
     }
@@ -278,11 +286,13 @@ def _print(report: dict[str, Any]) -> None:
         )
     )
     if "coefficients" in report:
-        table = plain_table("column", "by attention", "scikit-learn", "difference")
         rows = report["coefficients"]
+        is_compared = rows[0]["scikit_learn"] is not None
+        table = plain_table("column", "by attention", *(("scikit-learn", "difference") if is_compared else ()))
         for row in rows if len(rows) <= COEFFICIENTS_SHOWN + 1 else [*rows[:COEFFICIENTS_SHOWN], rows[-1]]:
             ours, theirs = row["attention"], row["scikit_learn"]
-            table.add_row(Text(one_line(row["name"])), f"{ours:.10g}", f"{theirs:.10g}", f"{ours - theirs:.1e}")
+            compared = (f"{theirs:.10g}", f"{ours - theirs:.1e}") if is_compared else ()
+            table.add_row(Text(one_line(row["name"])), f"{ours:.10g}", *compared)
         print_parts(table)
     size = f"{plural(report['layers'], 'layer')}, {report['attention_layers']:,} of attention, over a prompt of "
     size += f"{plural(report['prompt_rows'], 'row')}; {plural(report['stored_parameters'], 'number')} stored"

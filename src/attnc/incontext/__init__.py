@@ -19,6 +19,7 @@ from attnc.incontext.strongly_convex import ExampleBounds, plan_strongly_convex
 _LINEAR = (
     "PoissonRegressor",
     "ElasticNet",
+    "Huber",
     "Lasso",
     "LogisticRegression",
     "LinearRegression",

@@ -49,7 +49,7 @@ from attnc.numerics.arrays import Float, Int
 from attnc.numerics.bound import Bound, Term
 from attnc.numerics.rounding import LIBM_ULPS, UNIT_ROUNDOFF, gamma
 
-MU, BIAS, VALUE = "mu", "bias", "value"
+MU, BIAS, VALUE, GATE = "mu", "bias", "value", "gate"
 
 LOGISTIC = SoftHead.of_one_variable(np.array([1.0, 0.0]), np.array([0.0, 0.0]), np.array([1.0, 0.0]))
 """The two keys that compute the sigmoid exactly."""

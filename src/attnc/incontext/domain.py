@@ -206,6 +206,8 @@ class Domain:
         fields = dataclasses.asdict(self) | {"penalty": list(self.penalty)}
         left_out = {key for key in OPTIONAL_LIMITS if fields[key] in (None, math.inf)}
         fields["prompt"] = {key: size for key, size in fields["prompt"].items() if size != OPTIONAL_SIZES.get(key)}
+        if self.turns is not None:
+            fields["turns"] = {key: value for key, value in fields["turns"].items() if value != math.inf}
         return {key: None if value == math.inf else value for key, value in fields.items() if key not in left_out}
 
     @classmethod

@@ -1,6 +1,6 @@
 """Enclosures of an optimum about weights that a program has found: proven radii, computed after the fit.
 
-The objective is F(w) = Σ ω_i ℓ(w·x_i, y_i) + ½ Σ λ_c w_c² + Σ l_c w_c, with a squared, logistic or Poisson loss.
+The objective is F(w) = Σ ω_i ℓ(w·x_i, y_i) + ½ Σ λ_c w_c² + Σ l_c w_c, with a squared, logistic, Poisson or Huber loss.
 
 Theorem.  Let g = ∇F(w), H = ∇²F(w), and let R be any matrix. For r > 0 let δ = max |x_i·v| over |v| ≤ r, and
               E = |I − RH| + |R| (e^δ − 1) Σ s_i |x_i||x_i|ᵀ,   s_i = ω_i ℓ″(w·x_i)   (e^δ − 1 is 0 if ℓ is squared),
@@ -10,6 +10,8 @@ Proof.    |ℓ‴| ≤ ℓ″ for the three losses, so ℓ″ changes by a facto
           in B the mean Hessian H̄ between w and v gives (v − R∇F(v)) − (w − Rg) = (I − RH̄)(v − w), where |I − RH̄| ≤ E.
           So v ↦ v − R∇F(v) maps B into itself and has a fixed point there (Brouwer). R is invertible, as ‖I − RH‖ < 1,
           so that ∇F is 0 at the fixed point. H is invertible, and H(v) ≥ e^{−δ}H on B, so the optimum is unique. ∎
+For the Huber loss ℓ″ is 1 or 0. The second term of E is |R| Σ ω_i |x_i||x_i|ᵀ over the examples whose residual may be
+at the threshold for some v in B, and the proof is the same. (A second optimum would make F flat on a segment in B.)
 
 Arb encloses g with 160 bits. R is the inverse of H in float64. E is computed in long double, where a sum of n products
 has a rounding error of at most γ_n times the sum of their absolute values. Columns are centred and scaled in exact
@@ -32,7 +34,7 @@ from attnc.incontext.descent import Task
 from attnc.incontext.differences import rounded_up
 from attnc.incontext.newton import NewtonTask
 from attnc.incontext.newton_glm import CurvedTask
-from attnc.incontext.turns import CURVATURES
+from attnc.incontext.turns import CURVATURES, HUBER
 from attnc.numerics.arrays import Float
 from attnc.numerics.bound import Bound
 from attnc.numerics.rounding import gamma
@@ -56,7 +58,7 @@ class Fit:
 
     Parameters
     ----------
-    loss : {"squared", "logistic", "poisson"}
+    loss : {"squared", "logistic", "poisson", "huber"}
         The loss. The squared loss is ½(w·x − y)².
     X, y : array
         The examples.
@@ -74,6 +76,8 @@ class Fit:
         Whether penalties and linear terms are multiplied by Σ ω_i, as they are for a mean over the examples.
     mean, scale : array of shape (features,), optional
         The means and the scales of the columns. None means 0 and 1.
+    threshold : float
+        The residual beyond which the Huber loss is linear.
     """
 
     loss: str
@@ -89,6 +93,7 @@ class Fit:
     is_mean: bool = False
     mean: Float[np.ndarray, " features"] | None = None
     scale: Float[np.ndarray, " features"] | None = None
+    threshold: float = 1.0
 
     @property
     def units(self) -> tuple[np.ndarray, np.ndarray]:
@@ -157,8 +162,8 @@ class Enclosure:
 
 def enclose(fit: Fit) -> Enclosure:
     """Return proven radii of the optimum about the weights that were found."""
-    if fit.loss not in ("squared", "logistic", "poisson"):
-        raise InputError(f"the loss is squared, logistic or poisson, found {fit.loss!r}")
+    if fit.loss != "squared" and fit.loss not in CURVATURES:
+        raise InputError(f"the loss is squared, {', '.join(CURVATURES)}, found {fit.loss!r}")
     (mean, scale), d = fit.units, fit.X.shape[1]
     theta = _radii(fit)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -300,8 +305,12 @@ def _radii(fit: Fit) -> Float[np.ndarray, " weights"]:
         longest = float(np.sqrt((A.astype(np.float64) ** 2).sum(axis=1)).max(initial=0)) * OUTWARD
         for factor in RADIUS_TRIES:
             r = moved * factor
-            growth = 0.0 if fit.loss == "squared" else math.expm1(min(longest * r, 700.0))
-            E = (left + growth * (np.abs(R) @ of_H)).astype(np.float64) * OUTWARD
+            if fit.loss == HUBER:
+                at_threshold = _may_cross(fit, A, r)[:, None]
+                changed = np.abs(R) @ (np.abs(A).T @ (np.abs(A) * fit.weights[:, None] * at_threshold))
+            else:
+                changed = (0.0 if fit.loss == "squared" else math.expm1(min(longest * r, 700.0))) * (np.abs(R) @ of_H)
+            E = (left + changed).astype(np.float64) * OUTWARD
             norm = float(np.linalg.norm(E)) * OUTWARD
             if norm < 1 and moved + norm * r <= r:
                 found: np.ndarray = (step.astype(np.float64) + np.linalg.norm(E, axis=1) * r) * OUTWARD
@@ -315,6 +324,9 @@ def _slopes(fit: Fit, u: float) -> tuple[np.ndarray, float]:
     if fit.loss == "squared":
         return fit.weights.astype(np.longdouble), rounding if fit.is_log else 0.0
     own = 0.0 if fit.intercept is None else fit.intercept
+    if fit.loss == HUBER:
+        is_inlier = np.abs(fit.X @ fit.coef + own - fit.y) < fit.threshold
+        return fit.weights.astype(np.longdouble) * is_inlier, rounding if fit.is_log else 0.0
     z = fit.X.astype(np.longdouble) @ fit.coef + own
     # A rounding of z changes ℓ″ by at most that factor, and the exponentials of float64 by a few units more.
     off = gamma(fit.X.shape[1] + 3, u) * float((np.abs(fit.X) @ np.abs(fit.coef) + abs(own)).max(initial=0))
@@ -322,6 +334,17 @@ def _slopes(fit: Fit, u: float) -> tuple[np.ndarray, float]:
     off += float(np.abs(z - z64).max(initial=0)) + rounding
     made = np.exp(z64) if fit.loss == "poisson" else expit(z64) * expit(-z64)
     return fit.weights * made.astype(np.longdouble), off
+
+
+def _may_cross(fit: Fit, A: np.ndarray, r: float) -> np.ndarray:
+    """Return for every example whether its residual may be at the threshold for weights within r, or by rounding."""
+    own = 0.0 if fit.intercept is None else abs(fit.intercept)
+    z = fit.X @ fit.coef + (fit.intercept or 0.0)
+    sizes = np.abs(fit.X) @ np.abs(fit.coef) + own + np.abs(fit.y) + fit.threshold
+    rounding = gamma(fit.X.shape[1] + 8, float(np.finfo(float).eps)) * sizes
+    lengths = np.sqrt((A.astype(np.float64) ** 2).sum(axis=1)) * OUTWARD
+    found: np.ndarray = np.abs(np.abs(z - fit.y) - fit.threshold) <= (lengths * r + rounding) * OUTWARD
+    return found
 
 
 def _gradient(fit: Fit) -> tuple[np.ndarray, np.ndarray]:
@@ -333,7 +356,7 @@ def _gradient(fit: Fit) -> tuple[np.ndarray, np.ndarray]:
         own = flint.arb(0.0 if fit.intercept is None else float(fit.intercept))
         scores = X * w
         residuals = [
-            (mean_of(fit.loss, scores[i, 0] + own) - flint.arb(y)) * omega
+            _slope_of(fit, scores[i, 0] + own, y) * omega
             for i, (y, omega) in enumerate(zip(fit.y.tolist(), fit.exact_weights(), strict=True))
         ]
         total, factor = sum(residuals, flint.arb(0)), fit.exact_total()
@@ -363,6 +386,14 @@ def precise() -> Iterator[None]:
         yield
     finally:
         flint.ctx.prec = before
+
+
+def _slope_of(fit: Fit, z: flint.arb, y: float) -> flint.arb:
+    """Return the derivative of the loss in Arb."""
+    if fit.loss != HUBER:
+        return mean_of(fit.loss, z) - flint.arb(y)
+    most = flint.arb(fit.threshold)
+    return (z - flint.arb(y)).max(-most).min(most)
 
 
 def mean_of(loss: str, z: flint.arb) -> flint.arb:

@@ -458,7 +458,8 @@ class LinearEstimator(SteppingEstimator):
         if isinstance(self.task_, NewtonTask):
             task = replace(self.task_, prompt=prompt, query=limit)
         elif isinstance(self.task_, CurvedTask):
-            task = replace(self.task_, prompt=prompt)
+            reached = max(1.0, limit * 2 * float(np.linalg.norm(self.trajectory_[-1])))
+            task = replace(self.task_, prompt=prompt, asked=reached if self.task_.is_huber else 1.0)
         else:
             largest = float(np.linalg.norm(self.trajectory_[-1]))
             asked = limit * max(2 * largest, 1e-100)

@@ -31,12 +31,12 @@ from attnc.incontext.estimators import (
     warn_of,
 )
 from attnc.incontext.newton import FINEST, HEADS, SETTLING, NewtonTask
-from attnc.incontext.newton_glm import MOST_TURNS, CurvedTask
+from attnc.incontext.newton_glm import MOST_HUBER_TURNS, MOST_TURNS, CurvedTask
 from attnc.incontext.programs import InContextProgram
 from attnc.incontext.prompt import Prompt
 from attnc.incontext.safeguard import largest_weight
 from attnc.incontext.softmax_regression import SoftmaxTask
-from attnc.incontext.turns import CURVATURES, Examples
+from attnc.incontext.turns import CURVATURES, HUBER, REFINING, Examples, Turns
 from attnc.numerics.arrays import Float
 
 NEWTON = "newton"
@@ -72,6 +72,11 @@ guide. Measured with the same counts, which need no raise: 500 and 2000 change n
 PATH_POINTS = 200
 """Number of points of the path of the steps at which the means are computed. Measured with the same counts: 100 and 400
 find the same."""
+NORMAL = 1.4826022185056018
+"""The standard deviation of a normal distribution, divided by its median absolute deviation."""
+NEAR_NORMAL = 1.345
+"""Huber's threshold in standard deviations. On normal residuals the estimate then has 95 % of the least-squares one's
+efficiency (Huber, 1981)."""
 SEPARABLE = ": the classes are separable, and only the penalty bounds the weights"
 WORTH_A_WARNING = 1e-4
 """The fit warns if the estimated distance from the weights to the optimum exceeds this fraction of 1 + |w|. Weights are
@@ -543,11 +548,12 @@ class Lasso(ProximalRegressor):
 class CurvedEstimator(LinearEstimator):
     """A model whose loss has a curvature that depends on the weights, fitted by Newton steps on the prompt."""
 
-    def _fit_by_newton(self, loss: str, X: np.ndarray, y: np.ndarray, penalty: float) -> bool:
-        """Fit with as few turns as suffice, and return whether they converge. Without that, nothing is set.
+    def _prepared(
+        self, loss: str, X: np.ndarray, y: np.ndarray, penalty: float
+    ) -> tuple[ColumnUnits, Examples, Prompt, int]:
+        """Return the units, the examples of the prompt, its sizes, and log₂ of the condition, for Σ ω_i ℓ_i + penalty.
 
-        The objective is Σ ω_i ℓ_i + ½ penalty·|w|². The first attempt has as many turns as the condition at the start
-        asks for. Later attempts have more, and the last ones begin with short steps.
+        Columns have the 2-norm 1 with their penalties, and an intercept is one more column.
         """
         omega, rows = self._weighing.over(len(X)), len(X)
         own = [1 / math.sqrt(float(omega.sum()))] * self.fit_intercept
@@ -562,12 +568,21 @@ class CurvedEstimator(LinearEstimator):
         prompt = replace(room, rows=room.rows + columns.shape[1], features=columns.shape[1])
         examples = Examples(columns, y, omega, penalties)
         least = eigenvalue_bounds((columns.T * omega) @ columns + np.diag(penalties))[1]
-        begin = 4 * math.ceil((math.log2(columns.shape[1] / least) + BEYOND) / 4)
+        return units, examples, prompt, max(0, math.ceil(math.log2(columns.shape[1] / least)))
+
+    def _fit_by_newton(self, loss: str, X: np.ndarray, y: np.ndarray, penalty: float) -> bool:
+        """Fit with as few turns as suffice, and return whether they converge. Without that, nothing is set.
+
+        The objective is Σ ω_i ℓ_i + ½ penalty·|w|². The first attempt has as many turns as the condition at the start
+        asks for. Later attempts have more, and the last ones begin with short steps.
+        """
+        units, examples, prompt, doublings = self._prepared(loss, X, y, penalty)
+        begin = 4 * math.ceil((doublings + BEYOND) / 4)
         largest = 4.0 ** math.ceil(math.log(2 * max(1.0, float(y.max())), 4)) if loss == "poisson" else 1.0
         best: tuple[float, CurvedTask] | None = None
         for turns, caution, room_of_means in _attempts(min(begin, MOST_TURNS), min(int(self.max_iter), MOST_TURNS)):
             task = CurvedTask(prompt, loss, turns, caution, largest * (room_of_means if loss == "poisson" else 1.0))
-            inputs = task.inputs(columns, y, penalties, self._weighing.relative)
+            inputs = task.inputs(examples.X, y, examples.penalty, self._weighing.relative)
             with np.errstate(over="ignore", invalid="ignore"):
                 weights = run(task.program(), inputs)
                 left = _newton_step(task, examples, weights)
@@ -580,14 +595,17 @@ class CurvedEstimator(LinearEstimator):
                 break
         if best is None or best[0] > WORTH_A_WARNING:
             return False
-        left, task = best
+        self._run_turns(best[1], units, examples)
+        return True
+
+    def _run_turns(self, task: CurvedTask, units: ColumnUnits, examples: Examples) -> None:
+        """Run the program of a task, and set the fitted attributes."""
         self.n_iter_ = task.turns
-        inputs = task.inputs(columns, y, penalties, self._weighing.relative)
+        inputs = task.inputs(examples.X, examples.y, examples.penalty, self._weighing.relative)
         program = InContextProgram(task.program(), task.domain, type(self).__name__)
         weights, gradient = self._run_on(task, units, inputs, program)
         self.gradient_norm_ = float(np.linalg.norm(gradient))
         self.bound_ = prompt_bound(task, self.prompt_, weights)
-        return True
 
 
 def _attempts(begin: int, most: int) -> list[tuple[int, int, float]]:
@@ -601,9 +619,109 @@ def _newton_step(task: CurvedTask, examples: Examples, weights: np.ndarray) -> f
     """Return the length of an exact Newton step at the weights, as a fraction of 1 + their largest."""
     if not np.isfinite(weights).all():
         return math.inf
-    H, g = task.steps.hessian(examples, weights), task.steps.gradient(examples, weights)
+    H, g = task.steps.curvature(examples, weights), task.steps.gradient(examples, weights)
     step = np.linalg.lstsq(H, g, rcond=None)[0] if np.isfinite(H).all() else np.array([math.inf])
     return float(np.abs(step).max() / (1 + np.abs(weights).max()))
+
+
+@dataclass(eq=False, repr=False)
+class Huber(LinearRegressor, CurvedEstimator):
+    """argmin Σ H(w·x_i + b − y_i) + ½ alpha·|w|², with H(r) = r²/2 for |r| ≤ threshold, and linear beyond.
+
+    So an outlier has the weight of a residual at the threshold.
+    A turn has four attention layers: two read the residuals and clip them by gates, and two multiply their gradient by
+    a matrix M, as Newton–Schulz turns do. M tends to the inverse of Σ x_i x_iᵀ + alpha. No turn raises the objective,
+    whatever the data. The error shrinks in a turn, at last, by about the share of examples beyond the threshold.
+
+    Columns are centred (fit_intercept) and scaled, and targets are less their median and in units of the threshold.
+    scikit-learn's HuberRegressor finds a scale σ as well: its weights are those of threshold = epsilon·σ and its
+    alpha·σ.
+
+    Parameters
+    ----------
+    alpha : float
+        The penalty, at least 0.
+    threshold : float or None
+        The residual beyond which the loss is linear, in units of y. None takes 1.345 times the standard deviation of a
+        normal distribution with the targets' median absolute deviation.
+    tol : float
+        The length of the last step, relative to 1 + the largest weight. It determines T.
+    fit_intercept, max_iter, max_rows
+        As for `Ridge`.
+
+    Attributes
+    ----------
+    threshold_ : float
+        The threshold.
+    outliers_ : array of shape (rows,)
+        Whether each example's residual is beyond the threshold.
+    coef_, intercept_, program_, start_, prompt_, trajectory_, bound_, n_iter_
+        As for `Ridge`; the weight of the intercept comes last.
+
+    Examples
+    --------
+    >>> import attnc
+    >>> X, y = [[float(i)] for i in range(10)], [2.0 * i + 1 for i in range(9)] + [1000.0]
+    >>> model = attnc.incontext.Huber(alpha=0.0, threshold=0.1).fit(X, y)
+    >>> bool(abs(model.coef_[0] - 2.0) < 0.01), int(model.outliers_.sum())
+    (True, 1)
+    """
+
+    alpha: float = 1.0
+    threshold: float | None = None
+    _: KW_ONLY
+    method: str = NEWTON
+
+    rules: ClassVar[dict[str, Rule]] = method_rule(NEWTON) | {
+        "threshold": (lambda value: value is None or 0 < value < math.inf, "threshold is a positive number"),
+    }
+
+    def _fit(self, X: np.ndarray, y: np.ndarray) -> None:
+        omega = self._weighing.over(len(X))
+        middle = _median(y, omega)
+        deviation = NORMAL * _median(np.abs(y - middle), omega) or float(np.abs(y - middle).max()) or 1.0
+        self.threshold_ = float(NEAR_NORMAL * deviation if self.threshold is None else self.threshold)
+        centre = middle if self.fit_intercept else 0.0
+        penalty = float(self.alpha) / self._weighing.most
+        targets = (y - centre) / self.threshold_
+        units, examples, prompt, doublings = self._prepared(HUBER, X, targets, penalty)
+        units = replace(units, centre=np.asarray(centre), spread=np.asarray(self.threshold_))
+        trial = Turns(HUBER, min(int(self.max_iter), MOST_HUBER_TURNS), trace=float(prompt.num_weights))
+        path, _, _ = trial.path(examples)
+        steps = np.abs(np.diff(path, axis=0)).max(axis=1) / (1 + np.abs(path[1:]).max(axis=1))
+        enough = np.flatnonzero(steps[doublings:] <= self.tol)
+        turns = doublings + int(enough[0]) + 1 if len(enough) else trial.turns
+        task = CurvedTask(
+            prompt,
+            HUBER,
+            min(max(4 * math.ceil((turns + len(REFINING)) / 4), LEAST_NEWTON_TURNS), MOST_HUBER_TURNS),
+            largest=_power_of_four(2 * max(1.0, float(np.abs(targets).max()))),
+            reach=_power_of_four(2 * max(1.0, trial.reached(examples, path[: turns + 1]))),
+            doublings=doublings,
+        )
+        self._run_turns(task, units, examples)
+        residuals = np.abs(X @ self.coef_ + self.intercept_ - y)
+        self.outliers_ = residuals > self.threshold_
+        (fit,) = self._fits(HUBER, X, y, float(self.alpha))
+        self._enclose([replace(fit, threshold=self.threshold_)])
+        left = _newton_step(task, examples, self.trajectory_[-1])
+        if left > WORTH_A_WARNING:
+            warn_of(
+                f"after {task.turns} turns a Newton step would still be {left:.3g} of the largest weight: raise "
+                "max_iter, alpha or threshold"
+            )
+
+
+def _median(numbers: np.ndarray, omega: np.ndarray) -> float:
+    """Return the smallest number below or at which lies half of the weight."""
+    order = np.argsort(numbers, kind="stable")
+    total = np.cumsum(omega[order])
+    return float(numbers[order][np.searchsorted(total, total[-1] / 2 * (1 - 1e-12))])
+
+
+def _power_of_four(number: float) -> float:
+    """Return the least power of 4 that is at least a number."""
+    return 4.0 ** math.ceil(math.log(number, 4))
 
 
 @dataclass(eq=False, repr=False)

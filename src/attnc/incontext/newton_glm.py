@@ -1,4 +1,4 @@
-"""Logistic and Poisson regression by Newton steps on the prompt, three attention layers each.
+"""Logistic, Poisson and Huber regression by Newton steps on the prompt, three or four attention layers each.
 
 All tokens are in one stream: the examples, the penalty rows, a state with the weights w, a token for each row m_r of a
 matrix M that tends to the inverse of the Hessian H, a sink, and the keys of the loss, which hold multiples of w. With
@@ -12,13 +12,19 @@ z_i = w·x_i, μ_i the mean at z_i and s_i its derivative, all turns are
     rows       a token with p gets Σ_k p_k m_k: Mg for the state, and row r of MHM for row r
     update     affine: w ← w − ηMg, m_r ← 2m_r − (MHM)_r, and the keys follow w
 
+For the Huber loss r²/2 (|r| ≤ 1), |r| − ½ (beyond), two layers take the place of `read`, and s_i is 1:
+
+    read       example i attends to the state by difference heads and gets z_i
+    clip       two gates, in which example i sees itself, subtract relu(r_i − 1) − relu(−r_i − 1), r_i = z_i − y_i
+
 A penalty λ_c is one row of the prompt, as in `newton`: √λ_c in column c, and flag 0. Units are such that M₀ = I/τ is at
 most H⁻¹ at the start, with τ the number of weights (four times that for Poisson regression, whose curvature grows).
 
 While M is below the inverse of H, its turns double it, and w takes short steps that lower the objective. Then both
 converge quadratically. Where curvatures jump, M may be above 2H⁻¹ for a turn, and then the turns diverge. With
 `caution` > 0 that many turns take η = 1/4. No convergence is proved in advance: the domain of such a program consists
-of the prompts on which exact turns converge, which `check` runs, and `enclosures` bounds the distance that is left.
+of the prompts on which exact turns converge, which `check` runs, and `enclosures` bounds the distance that is left. The
+turns of the Huber loss cannot diverge (`turns`).
 """
 
 from __future__ import annotations
@@ -31,12 +37,13 @@ from typing import ClassVar
 import numpy as np
 
 from attnc.errors import InputError
+from attnc.incontext.descent import GATE, gate_slope
 from attnc.incontext.differences import Products, Sizes, choose
 from attnc.incontext.domain import Domain
 from attnc.incontext.prompt import LOG_WEIGHT, ONE, SINK, TARGET, Prompt
-from attnc.incontext.turns import CURVATURES, REFINING, Turns
+from attnc.incontext.turns import CURVATURES, HUBER, REFINING, Turns
 from attnc.ir.building import AffineBuilder, Attending, reading
-from attnc.ir.layers import Affine, Attention, Head, Layer, Mask
+from attnc.ir.layers import EVERY_QUERY, Affine, Attention, Head, Layer, Mask
 from attnc.ir.program import Program
 from attnc.ir.spec import check
 from attnc.numerics.arrays import Float, Int
@@ -52,6 +59,9 @@ MEAN_ROOM = 40.0
 """log of a sink's weight over that of the largest mean, so that the sink is the denominator."""
 MOST_TURNS = 64
 """Maximum number of turns. Measured on 300 random data sets with conditions up to 1e9: the largest number was 48."""
+MOST_HUBER_TURNS = 2_000
+"""Maximum number of turns of the Huber loss. The error of w shrinks in a turn by the share of examples, in the worst
+direction, whose residuals are beyond the threshold."""
 
 
 @dataclass(frozen=True)
@@ -62,14 +72,21 @@ class CurvedTask:
     ----------
     prompt : Prompt
         The sizes of the prompt. Its regressors include a constant column if there is an intercept.
-    loss : {"logistic", "poisson"}
+    loss : {"logistic", "poisson", "huber"}
         The loss.
     turns : int
         Number of turns.
     caution : int
         Number of turns with short steps, at the beginning.
     largest : float
-        The largest mean of a Poisson regression. Means of the logistic loss are at most 1.
+        The largest mean of a Poisson regression, or the largest |y_i| for the Huber loss. Means of the logistic loss
+        are at most 1.
+    reach : float
+        For the Huber loss, the largest |w·x_i| and √λ_c·|w_c| on the way.
+    doublings : int or None
+        The number of turns in which M grows in the flattest direction. None takes the number of turns, less 6.
+    asked : float
+        For the Huber loss, the largest |w·x| of a query.
     """
 
     prompt: Prompt
@@ -77,6 +94,9 @@ class CurvedTask:
     turns: int
     caution: int = 0
     largest: float = 1.0
+    reach: float = 1.0
+    doublings: int | None = None
+    asked: float = 1.0
 
     mean: ClassVar[bool] = False
     l1: ClassVar[tuple[float, ...]] = ()
@@ -85,16 +105,32 @@ class CurvedTask:
     def __post_init__(self) -> None:
         if self.loss not in CURVATURES:
             raise InputError(f"the loss is {' or '.join(CURVATURES)}, found {self.loss!r}")
-        if not len(REFINING) < self.turns <= MOST_TURNS or not 0 <= self.caution <= self.turns:
+        most = MOST_HUBER_TURNS if self.is_huber else MOST_TURNS
+        if not len(REFINING) < self.turns <= most or not 0 <= self.caution <= self.turns:
             raise InputError(
-                f"the number of turns is {len(REFINING) + 1} to {MOST_TURNS}, and at most all of them are cautious, "
+                f"the number of turns is {len(REFINING) + 1} to {most}, and at most all of them are cautious, "
                 f"found {self.turns} and {self.caution}"
             )
 
     @property
     def steps(self) -> Turns:
         """The same turns with exact sums."""
-        return Turns(self.loss, self.turns, self.caution, self.trace)
+        return Turns(self.loss, self.turns, self.caution, self.trace, self.reach if self.is_huber else math.inf)
+
+    @property
+    def is_huber(self) -> bool:
+        """Whether the loss is Huber's."""
+        return self.loss == HUBER
+
+    @property
+    def residual(self) -> float:
+        """A bound of the derivative of a loss."""
+        return 1.0 if self.is_huber else self.largest
+
+    @property
+    def growth(self) -> int:
+        """The number of turns in which M grows in the flattest direction."""
+        return max(self.turns - 6, 0) if self.doublings is None else self.doublings
 
     @property
     def trace(self) -> float:
@@ -103,19 +139,19 @@ class CurvedTask:
 
     @property
     def scale(self) -> float:
-        """The factor of the rows of M, a power of two: M grows to 2^(turns − 6)/trace in the flattest direction."""
-        return math.ldexp(1.0, math.floor(math.log2(self.trace)) - max(self.turns - 6, 0) // 2)
+        """The factor of the rows of M, a power of two: M grows to 2^growth/trace in the flattest direction."""
+        return math.ldexp(1.0, math.floor(math.log2(self.trace)) - self.growth // 2)
 
     @property
     def factor_scale(self) -> float:
         """The factor, beyond `scale`, that brings m_r·x_i into [−1, 1]. A power of two."""
-        reach = self.scale * 2.0 ** max(self.turns - 6, 0) / self.trace * math.sqrt(self.prompt.num_weights)
+        reach = self.scale * 2.0**self.growth / self.trace * math.sqrt(self.prompt.num_weights)
         return math.ldexp(1.0, -math.ceil(math.log2(reach)))
 
     @property
     def gradient_scale(self) -> float:
-        """The factor of g, a power of two. |g_c| ≤ largest·√rows/curvature without penalties."""
-        most = self.largest * math.sqrt(self.prompt.rows) / CURVATURES[self.loss]
+        """The factor of g, a power of two. |g_c| ≤ residual·√rows/curvature without penalties."""
+        most = self.residual * math.sqrt(self.prompt.rows) / CURVATURES[self.loss] + self.reach * self.is_huber
         return math.ldexp(1.0, -math.ceil(math.log2(most)))
 
     @property
@@ -140,6 +176,8 @@ class CurvedTask:
     @property
     def keys(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The slopes, the offsets and the values (mean, slope / curvature) of the keys of the loss."""
+        if self.is_huber:
+            return np.zeros(0), np.zeros(0), np.zeros((0, 2))
         if self.loss == "logistic":
             return np.array([0.0, 1.0, 2.0]), np.array([0.0, math.log(2), 0.0]), np.array([[0, 0], [0.5, 2], [1, 0]])
         C = math.log(self.largest) + MEAN_ROOM
@@ -200,12 +238,14 @@ class _CurvedBuilder:
 
     @property
     def tokens(self) -> int:
-        return int(self.task.places["key"][-1]) + 1
+        return sum(len(places) for places in self.task.places.values())
 
     def program(self) -> Program:
         prompt, task = self.task.prompt, self.task
         layers: list[Layer] = [self._place()]
-        read = Attention("read", (self._read_head(),), self.channels, residual=True)
+        read: list[Attention] = [self._read("read", task.reach)]
+        if task.is_huber:
+            read.append(Attention("clip", self._gates(), self.channels, residual=True))
         total = Attention("sum", self._sum_heads(), self.channels, residual=True)
         rows = Attention("rows", self._row_heads(), self.channels, residual=True)
         made: dict[tuple[float, float], tuple[Affine, Affine]] = {}
@@ -214,10 +254,11 @@ class _CurvedBuilder:
             if (gain, length) not in made:
                 made[gain, length] = (self._scale(gain), self._update(gain, length))
             scale, update = made[gain, length]
-            layers += [replace(layer, name=f"{layer.name}{t + 1}") for layer in (read, total, scale, rows, update)]
+            turn: tuple[Layer, ...] = (*read, total, scale, rows, update)
+            layers += [replace(layer, name=f"{layer.name}{t + 1}") for layer in turn]
         shape = (1 + prompt.shape[0], prompt.shape[1])
         if prompt.queries:
-            layers.append(replace(read, name="predict"))
+            layers.append(self._read("predict", task.asked))
             asked = task.places["query"]
             answer = reading("answer", self.tokens, self.channels, asked, {"prediction": MEAN}, "float64")
             return check(Program((*layers, answer), (shape,), (prompt.queries,)))
@@ -249,6 +290,8 @@ class _CurvedBuilder:
             layer.set(places[name], ONE, 1.0)
         layer.set(places["sink"], SINK, 1.0)
         layer.set(places["ridge"], SLOPE, 1.0)
+        if self.task.is_huber:
+            layer.set(places["example"], SLOPE, 1.0)
         _, offsets, values = self.task.keys
         layer.set(places["key"], BIAS, offsets)
         layer.set(places["key"], MEAN, values[:, 0])
@@ -266,8 +309,32 @@ class _CurvedBuilder:
         seen[self.task.places["null"]] = 0
         return Attending(self.channels, self.channels, "float64", Mask(sees, seen))
 
-    def _read_head(self) -> Head:
+    def _read(self, name: str, reach: float) -> Attention:
+        """Return the layer in which examples and queries get their means, or z for the Huber loss."""
         same = {(channel, channel): 1.0 for channel in self.channels_of("vector")}
+        if not self.task.is_huber:
+            return Attention(name, (self._read_head(same),), self.channels, residual=True)
+        found = choose(Sizes(1, self.task.prompt.num_weights, 1.0, reach, reach), GRADIENT_HEADS, "float64")
+        attending = self._attending(("example", "query"), "state", "sink")
+        heads = found.sum_heads(attending, found.sink(2, reach, "float64"), same, same, [(ONE, MEAN)])
+        return Attention(name, heads, self.channels, residual=True)
+
+    def _gates(self) -> tuple[Head, ...]:
+        """Return the heads that subtract relu(r − 1) − relu(−r − 1) from the mean of each example."""
+        examples, null = self.task.places["example"], self.task.places["null"]
+        sees = np.full(self.tokens, len(examples), np.int32)
+        seen = np.full(self.tokens, len(examples) + 1, np.int32)
+        sees[examples] = seen[examples] = np.arange(len(examples))
+        seen[null] = EVERY_QUERY
+        attending = Attending(self.channels, self.channels, "float64", Mask(sees, seen))
+        slope = gate_slope(self.task.largest + self.task.reach + 1, "float64")
+        heads = []
+        for sign in (1.0, -1.0):
+            beyond = {(MEAN, GATE): sign, (TARGET, GATE): -sign, (ONE, GATE): -1.0}
+            heads.append(attending.head(beyond, {(ONE, GATE): slope}, beyond, {(GATE, MEAN): -sign}))
+        return tuple(heads)
+
+    def _read_head(self, same: dict[tuple[str, str], float]) -> Head:
         queries, keys = same | {(ONE, "constant"): 1.0}, same | {(BIAS, "constant"): 1.0}
         values = {(channel, channel): 1.0 for channel in (MEAN, SLOPE)}
         return self._attending(("example", "query"), "key").head(queries, keys, values, values)
@@ -279,10 +346,11 @@ class _CurvedBuilder:
         into = dict(zip(vector, sums, strict=True))
         x, keyed = math.sqrt(prompt.num_weights), prompt.rows + 1
 
-        of_losses = choose(Sizes(prompt.rows, 2, x, task.largest, 2 * task.largest), GRADIENT_HEADS, "float64")
+        parts = 2 * (task.largest + task.reach * task.is_huber)
+        of_losses = choose(Sizes(prompt.rows, 2, x, task.residual, parts), GRADIENT_HEADS, "float64")
         heads = of_losses.sum_heads(
             self._attending(("state",), "example", "sink"),
-            of_losses.sink(keyed, task.largest, "float64"),
+            of_losses.sink(keyed, task.residual, "float64"),
             {(ONE, "residual"): 1.0},
             {(MEAN, "residual"): 1.0, (TARGET, "residual"): -1.0},
             into.items(),
@@ -305,9 +373,9 @@ class _CurvedBuilder:
             self._attending(("row",), "example", "ridge", "sink"),
             products.sink(keyed, 2.0, "float64"),
             {(channel, channel): task.factor_scale for channel in vector},
-            {(ONE, SLOPE): 1 / task.largest},
+            {(ONE, SLOPE): 1 / task.residual},
             same | {(SLOPE, SLOPE): 1.0},
-            {pair: task.largest / (task.factor_scale * task.scale) for pair in into.items()},
+            {pair: task.residual / (task.factor_scale * task.scale) for pair in into.items()},
             weighted=prompt.weighted,
         )
 

@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.special import expit, logsumexp, softmax
+from scipy.special import expit, huber, logsumexp, softmax
 
 from attnc.errors import InputError
 from attnc.incontext.descent import Task
 from attnc.incontext.domain import Domain
 from attnc.incontext.newton import NewtonTask
 from attnc.incontext.newton_glm import CurvedTask
-from attnc.incontext.turns import CURVATURES, Examples
+from attnc.incontext.turns import CURVATURES, HUBER, Examples
 from attnc.ir.layers import Attention
 from attnc.ir.program import Program
 from attnc.ir.reference import evaluate
@@ -28,13 +28,14 @@ def _of_classes(z: Array, y: Array) -> Array:
     return np.asarray(logsumexp(z, axis=1) - (y * z).sum(axis=1))
 
 
-LOSSES: dict[str, tuple[Callable[[Array, Array], Array], Callable[[Array], Array]]] = {
-    "squared": (lambda z, y: (z - y) ** 2 / 2, lambda z: z),
-    "poisson": (lambda z, y: np.exp(z) - y * z, np.exp),
-    "softmax": (_of_classes, lambda z: softmax(z, axis=1)),
-    "logistic": (lambda z, y: np.logaddexp(0, z) - y * z, expit),
+LOSSES: dict[str, tuple[Callable[[Array, Array], Array], Callable[[Array, Array], Array]]] = {
+    "squared": (lambda z, y: (z - y) ** 2 / 2, lambda z, y: z - y),
+    "poisson": (lambda z, y: np.exp(z) - y * z, lambda z, y: np.exp(z) - y),
+    "softmax": (_of_classes, lambda z, y: softmax(z, axis=1) - y),
+    "logistic": (lambda z, y: np.logaddexp(0, z) - y * z, lambda z, y: expit(z) - y),
+    HUBER: (lambda z, y: huber(1.0, z - y), lambda z, y: np.clip(z - y, -1.0, 1.0)),
 }
-"""Name of a loss → its value at z = w·x̃ and y, and its mean function A′(z); the derivative by z is A′(z) − y."""
+"""Name of a loss → its value at z = w·x̃ and y, and its derivative by z."""
 
 
 AnyTask = Task | NewtonTask | CurvedTask
@@ -74,7 +75,7 @@ class Objective:
         """Return the gradient of the smooth part."""
         given = self.examples
         with np.errstate(over="ignore", invalid="ignore"):
-            residuals = LOSSES[self.task.loss][1](given.X @ w.T) - given.y
+            residuals = LOSSES[self.task.loss][1](given.X @ w.T, given.y)
             sums = (given.X.T * given.omega) @ residuals
             return np.asarray(sums.T * self._share + given.penalty * w)
 
