@@ -154,6 +154,9 @@ def test_a_point_of_the_plane_shows_its_attention(page: Page) -> None:
     expect(readout).not_to_have_text(before)
     expect(readout).to_contain_text("wins with weight")
     assert page.get_by_test_id("plot-keys").is_visible()
+    page.get_by_test_id("view-compiled").check()  # its heads are shown beside one another
+    assert len(re.findall(r"head \d+: key \d+ wins with weight", readout.inner_text())) >= 2
+    assert "in its head" in page.get_by_test_id("plot-keys").inner_text()
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ export class Pictures {
       layers: [{ kind: 'line', xs, ys: picture.target, colour: c.target, width: 4, opacity: 0.75 }, { kind: 'line', xs, ys, colour: c.network, width: 2 }, ...keyLayers, cross, { kind: 'points', xs: [at], ys: [looked.outputs[0]], colour: c.network, r: 4 }],
     });
     this.f.note.textContent = this.first() + (now.byHand ? 'Circles are keys: each sits at its place and holds a value. Move the pointer, or use the arrow keys.' : now.units.length ? 'Marks below: the middle of the places where each key wins. Move the pointer, or use the arrow keys.' : `${NO_KEYS}.`);
-    this.f.setLegend([[c.target, 'function'], [c.network, 'network'], ...(now.units.length ? [[c.key, now.byHand ? 'keys' : 'places where a key wins']] : [])]);
+    this.f.setLegend([[c.target, 'function'], [c.network, 'network'], ...(now.units.length ? [now.byHand ? [c.key, 'keys', 'dot'] : [c.key, 'places where a key wins']] : [])]);
 
     const worst = errors.reduce((most, e) => (Math.abs(e) > most ? Math.abs(e) : most), 0);
     const bound = now.isOwn && certificate.norm === 'inf' ? certificate.bound : null;
@@ -124,9 +124,7 @@ export class Pictures {
     if (now.units.length) this.drawMap(xs, x, range, at, winners, few);
     const output = looked.outputs[0];
     const target = between(picture, [at]);
-    const words = now.units.slice(0, 4).map((unit, u) => `${unit.label ? `${unit.label}: k` : 'K'}ey ${winners[u] + 1} wins with weight ${shown(looked.weights[u][winners[u]], 2)}`);
-    if (now.units.length > 4) words.push(`${now.units.length - 4} more heads`);
-    this.reading = `${this.first()}At ${x} = ${shown(at, 4)}: network ${shown(output, 4)}, function ${shown(target, 4)}. ${words.join('; ') || NO_KEYS}.`;
+    this.reading = `${this.first()}At ${x} = ${shown(at, 4)}: network ${shown(output, 4)}, function ${shown(target, 4)}. ${this.won(looked.weights, winners)}.`;
     return worst;
   }
 
@@ -231,17 +229,50 @@ export class Pictures {
     const bound = now.isOwn && certificate.norm === 'inf' && certificate.bound !== null ? `; proven: at most ${ceiling(certificate.bound)}` : '';
     this.error2.note.textContent = `Colours from −${shown(reach)} (blue) to ${shown(reach)} (orange)${bound}`;
     this.partition.draw({ ...ranges, image: { columns: count, rows: count, paint: (data) => paintCells(data, count, cells.ids) }, layers: [...keyCircles, ...here] });
-    this.partition.note.textContent = `${cells.number} ${cells.number === 1 ? 'cell' : 'cells'}; a colour is one key${now.units.length > 1 ? ' of each head' : ''}`;
+    const each = now.units.length > 1 ? ' of each head' : '';
+    this.partition.note.textContent = cells.number === 1 ? `1 cell: one key${each} wins everywhere` : `${cells.number} cells; a colour is one key${each}`;
 
-    const weights = looked.weights.flatMap((map) => Array.from(map));
-    const top = weights.reduce((found, w, i) => (w > weights[found] ? i : found), 0);
-    const most = Math.max(...weights);
-    this.keys.figure.hidden = !weights.length;
-    if (weights.length) this.keys.draw({ x: [0, Math.max(2, weights.length)], y: [0, most > 0.55 ? 1 : nice(most * 1.1)], labelX: now.units.length > 1 ? 'key, head after head' : 'key', labelY: 'weight', layers: [{ kind: 'bars', ys: weights, colour: c.network, best: top, bestColour: c.key }] });
-    this.keys.setLegend([[c.network, 'weight of each key', 'bar'], [c.key, 'the key that wins', 'bar']]);
+    const winners = now.units.map((unit, u) => winner(looked.weights[u], 0, unit.numKeys));
+    this.drawKeys(looked.weights, winners);
     const target = between(picture, at);
-    this.reading = `${this.first()}At ${x} = ${shown(at[0], 3)}, ${y} = ${shown(at[1], 3)}: network ${shown(looked.outputs[0], 3)}, function ${shown(target, 3)}. ${weights.length ? `Key ${top + 1} wins with weight ${shown(weights[top], 2)}` : NO_KEYS}.`;
+    this.reading = `${this.first()}At ${x} = ${shown(at[0], 3)}, ${y} = ${shown(at[1], 3)}: network ${shown(looked.outputs[0], 3)}, function ${shown(target, 3)}. ${this.won(looked.weights, winners)}.`;
     return worst;
+  }
+
+  // The weight of every key at the pointer: heads beside one another, and in each the key that wins.
+  drawKeys(maps, winners) {
+    const { units } = this.now;
+    const c = colours();
+    const weights = maps.flatMap((map) => Array.from(map));
+    this.keys.figure.hidden = !weights.length;
+    if (!weights.length) return;
+    const most = Math.max(...weights);
+    const starts = units.map((_, u) => units.slice(0, u).reduce((sum, unit) => sum + unit.numKeys, 0));
+    const ticksX = units.flatMap(({ numKeys }, u) => {
+      if (units.length > 9) return u % 5 ? [] : [{ at: starts[u] + numKeys / 2, text: `head ${u + 1}` }];
+      const step = nice(numKeys / (units.length > 1 ? 3 : 8));
+      return Array.from({ length: numKeys }, (_, k) => k).filter((k) => k % Math.ceil(step) === 0).map((k) => ({ at: starts[u] + k + 0.5, text: String(k + 1) }));
+    });
+    this.keys.draw({
+      x: [0, weights.length],
+      y: [0, most > 0.55 ? 1 : nice(most * 1.1)],
+      ticksX,
+      labelX: units.length > 1 ? 'key, one head after the other' : 'key',
+      labelY: 'weight',
+      layers: [
+        { kind: 'bars', ys: weights, colour: c.network, best: winners.map((k, u) => starts[u] + k), bestColour: c.key },
+        ...starts.slice(1).map((x) => ({ kind: 'upright', x, colour: c.muted, dash: '2 3', width: 1 })),
+      ],
+    });
+    this.keys.setLegend([[c.network, 'weight of each key', 'bar'], [c.key, `the key that wins${units.length > 1 ? ' in its head' : ''}`, 'bar'], ...(units.length > 1 ? [[c.muted, 'between two heads', 'dashed']] : [])]);
+  }
+
+  // Words on the keys that win at the pointer.
+  won(maps, winners) {
+    const { units } = this.now;
+    const words = units.slice(0, 4).map((unit, u) => `${unit.label ? `${unit.label}: k` : 'K'}ey ${winners[u] + 1} wins with weight ${shown(maps[u][winners[u]], 2)}`);
+    if (units.length > 4) words.push(`${units.length - 4} more heads`);
+    return words.join('; ') || NO_KEYS;
   }
 
   // The cells of the partition: points at which the same key of each head wins.

@@ -155,15 +155,15 @@ export class Plot {
   grid(spec) {
     const c = colours();
     const { area } = this;
-    const xs = spec.logX ? decades(...spec.x, Math.max(2, area.width / 70)) : ticks(...spec.x, Math.max(2, Math.floor(area.width / 80)));
+    const xs = spec.ticksX ? spec.ticksX.map((tick) => tick.at) : spec.logX ? decades(...spec.x, Math.max(2, area.width / 70)) : ticks(...spec.x, Math.max(2, Math.floor(area.width / 80)));
     const ys = spec.ticksY ?? (spec.logY ? decades(...spec.y, Math.max(2, area.height / 34)) : ticks(...spec.y, Math.max(2, Math.floor(area.height / 44))));
     const name = spec.nameY ?? ((value) => shown(value));
     const text = (attributes, content) => svg('text', { fill: c.muted, 'font-size': FONT, ...attributes }, content);
     const found = [];
-    for (const x of xs) {
+    for (const [i, x] of xs.entries()) {
       const at = this.px(x);
-      if (!spec.image) found.push(svg('line', { x1: at, x2: at, y1: area.top, y2: area.top + area.height, stroke: c.grid }));
-      found.push(text({ x: at, y: area.top + area.height + 16, 'text-anchor': 'middle' }, shown(x)));
+      if (!spec.image && !spec.ticksX) found.push(svg('line', { x1: at, x2: at, y1: area.top, y2: area.top + area.height, stroke: c.grid }));
+      found.push(text({ x: at, y: area.top + area.height + 16, 'text-anchor': 'middle' }, spec.ticksX ? spec.ticksX[i].text : shown(x)));
     }
     for (const y of ys) {
       const at = this.py(y);
@@ -224,7 +224,7 @@ export class Plot {
       case 'points':
         return layer.xs.map((x, i) => Number.isFinite(clampY(layer.ys[i])) && svg('circle', { cx: this.px(x).toFixed(2), cy: clampY(layer.ys[i]).toFixed(2), r: typeof layer.r === 'number' ? layer.r : (layer.r?.[i] ?? 4), fill: layer.fill ?? layer.colour, stroke: layer.colour, 'stroke-width': layer.stroke ?? 1.5, ...(layer.attributes?.(i) ?? {}) }));
       case 'bars':
-        return layer.ys.map((y, i) => svg('rect', { x: this.px(i + 0.1), width: Math.max(1, this.px(i + 0.9) - this.px(i + 0.1)), y: this.py(y), height: Math.max(0, bottom - this.py(y)), fill: i === layer.best ? layer.bestColour : layer.colour }));
+        return layer.ys.map((y, i) => svg('rect', { x: this.px(i + 0.1), width: Math.max(1, this.px(i + 0.9) - this.px(i + 0.1)), y: this.py(y), height: Math.max(0, bottom - this.py(y)), fill: layer.best.includes(i) ? layer.bestColour : layer.colour }));
       case 'text':
         return [svg('text', { x: this.px(layer.x), y: this.py(layer.y), fill: layer.colour ?? colours().muted, 'font-size': layer.size ?? FONT, 'text-anchor': layer.anchor ?? 'middle', dx: layer.dx, dy: layer.dy }, layer.text)];
       default:

@@ -14,11 +14,11 @@ export const PRESETS = [
 // A guided text of five steps. Each sets the controls to what it speaks of.
 export const TOUR = [
   {
-    text: ['A key is a place with a value. The dots on the picture are the keys: each sits at its place x on the line and holds the value of the function there.', 'The input x is the query. Attention compares it with all keys and returns an average of their values. Near keys get more weight. That is the whole network.'],
+    text: ['A key is a place with a value. The circles on the picture are the keys: each sits at its place x on the line and holds the value of the function there.', 'The input x is the query. Attention compares it with all keys and returns an average of their values. Near keys get more weight. That is the whole network.'],
     set: { view: 'byhand', keys: 9, beta: 667, heads: 1, arithmetic: 'float64' },
   },
   {
-    text: ['Drag the temperature to the right. The weights become one-hot: the nearest key takes all, and the output is a staircase with one stair per key.', 'Look at the map of weights: each bright row is a key, and it is bright where the key wins.'],
+    text: ['Drag the temperature to the right. The weights become one-hot: the nearest key takes all, and the output is a staircase with one stair per key.', 'Look at the third picture, the map of weights: each row is a key, and it is strong in colour where the key wins.'],
     set: { view: 'byhand', keys: 9, beta: 1000, heads: 1, arithmetic: 'float64' },
   },
   {
