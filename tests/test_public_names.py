@@ -73,17 +73,27 @@ def is_lambda(function: Any) -> bool:
     return getattr(function, "__name__", "") == "<lambda>"
 
 
+def needs(full_name: str) -> list[str]:
+    """The packages that an example needs and that are not installed."""
+    needed = (package for prefix, package in NEEDS.items() if full_name.startswith(prefix))
+    return [package for package in needed if not importlib.util.find_spec(package)]
+
+
 @pytest.mark.parametrize("full_name", NAMES)
 def test_the_example_runs(full_name: str) -> None:
-    needed = [package for prefix, package in NEEDS.items() if full_name.startswith(prefix)]
-    if not all(importlib.util.find_spec(package) for package in needed):
-        pytest.skip(f"needs {', '.join(needed)}")
-    found = [test for test in doctest.DocTestFinder(recurse=False).find(NAMES[full_name], full_name) if test.examples]
-    assert found, f"{full_name} has no example"
+    if missing := needs(full_name):
+        pytest.skip(f"needs {', '.join(missing)}")
+    assert run_examples(NAMES[full_name], full_name), f"{full_name} has no example"
+
+
+def run_examples(public: Any, full_name: str) -> int:
+    """Run the examples of one docstring. Return their number."""
+    found = [test for test in doctest.DocTestFinder(recurse=False).find(public, full_name) if test.examples]
     for test in found:
         report: list[str] = []
         doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE).run(test, out=report.append)
         assert not report, "".join(report)
+    return len(found)
 
 
 @pytest.mark.parametrize("full_name", NAMES)
@@ -104,6 +114,32 @@ def test_the_docstring_has_the_sections_that_apply(full_name: str) -> None:
         assert "Returns" in found
     if "raise " in inspect.getsource(public):
         assert "Raises" in found
+
+
+def test_members_state_their_parameters_and_results() -> None:
+    """Methods of public classes have the sections that apply, and their examples run if they have any."""
+    lacking, seen = list[str](), set[int]()
+    for full_name, member in public_members():
+        if is_lambda(member) or id(member) in seen or full_name in NAMES:
+            continue
+        seen.add(id(member))
+        if needs(full_name):
+            continue
+        run_examples(member, full_name)
+        if isinstance(member, property):
+            continue
+        signature, found = inspect.signature(member), sections(member)
+        expected = {
+            "Parameters": bool(set(signature.parameters) - {"self", "cls"}),
+            "Returns": signature.return_annotation not in (None, "None", inspect.Signature.empty),
+            "Raises": "raise " in inspect.getsource(member),
+        }
+        lacking += [
+            f"{full_name}: {title}"
+            for title, is_expected in expected.items()
+            if is_expected and title not in found and not (title == "Returns" and "Yields" in found)
+        ]
+    assert not lacking
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,13 @@ class Comparison:
         return self.table()
 
     def table(self) -> str:
-        """Return the table as text: one line per pair of heads, then the distance of the functions."""
+        """Return the table as text: one line per pair of heads, then the distance of the functions.
+
+        Returns
+        -------
+        str
+            Lines of equal columns.
+        """
         lines = [
             ("learned", "constructed", "keys", "key distance", "of spread", "patterns", "z alike", "largest angle")
         ]
@@ -165,7 +171,13 @@ class Comparison:
         return "\n".join(text)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all figures as plain lists and numbers."""
+        """Return all figures as plain lists and numbers.
+
+        Returns
+        -------
+        dict
+            Plain lists, texts and numbers, as `json.dumps` takes them.
+        """
         heads = [
             {
                 **{name: getattr(head, name) for name in ("learned", "constructed", "key_distance", "key_spread")},
@@ -181,13 +193,24 @@ class Comparison:
         return {"heads": heads, **own, "alone": list(self.alone)}
 
     def to_json(self) -> str:
-        """Return `to_dict()` as JSON."""
+        """Return `to_dict()` as JSON.
+
+        Returns
+        -------
+        str
+            One JSON object.
+        """
         return json.dumps(self.to_dict(), ensure_ascii=False)
 
     def plot(self, path: str | os.PathLike[str] | Path) -> None:
         """Draw the overlap of matched keys, a panel for each head, into a .svg, .pdf or .png file.
 
         It needs matplotlib.
+
+        Parameters
+        ----------
+        path : path-like
+            The file; its ending chooses the format.
         """
         from attnc.plots.comparing import plot_comparison
 

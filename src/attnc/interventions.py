@@ -86,7 +86,33 @@ class Ablated:
         patch: Mapping[str, Patch] | None = None,
         outside: str = "raise",
     ) -> Run:
-        """Return the outputs and every activation, as `Network.run` does. A patch may be given as well."""
+        """Return the outputs and every activation, as `Network.run` does. A patch may be given as well.
+
+        Parameters
+        ----------
+        *inputs : array_like
+            The inputs, as for `Network.run`.
+        cache : bool
+            True to return every activation.
+        patch : mapping, optional
+            Activations to replace, beside the ablated heads: name → number, array or function.
+        outside : str
+            The behaviour for points outside the box, as for `Network.run`.
+
+        Returns
+        -------
+        Run
+            The outputs, and the cache if it was asked for.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> import numpy as np
+        >>> net = attnc.compile("sin(x) + y", {"x": (-1, 1), "y": (-1, 1)}, eps=1e-3)
+        >>> without = net.ablate("attend1.head0", how="zero")
+        >>> bool(without.run(np.array([[0.5, 0.25]])).outputs == 0.25)
+        True
+        """
         batch = len(np.asarray(inputs[0])) if inputs else 0
         patches = {f"{head}.z": self._replacement(head, batch) for head in self.heads}
         return self.network.run(*inputs, cache=cache, outside=outside, patch={**patches, **(patch or {})})
@@ -243,7 +269,27 @@ class Trace:
         return tuple(site for site in self.sites if max(abs(site.restored), abs(site.exact or 0.0)) > NO_EFFECT)
 
     def table(self, *, every: bool = False) -> str:
-        """Return the table as text: one line per site. Sites without effect are left out, unless `every` is set."""
+        """Return the table as text: one line per site. Sites without effect are left out, unless `every` is set.
+
+        Parameters
+        ----------
+        every : bool
+            True to have sites without effect as well.
+
+        Returns
+        -------
+        str
+            Lines of equal columns.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> import numpy as np
+        >>> net = attnc.compile("tanh(x) + y", {"x": (-1, 1), "y": (-1, 1)}, eps=1e-3)
+        >>> found = attnc.trace(net, np.array([[0.5, 0.2]]), np.array([[-0.5, 0.1]]))
+        >>> found.table().splitlines()[0].split()
+        ['site', 'holds', 'restored', 'exact', 'difference']
+        """
         rows = self.sites if every else self.effective
         lines = [("site", "holds", "restored", "exact", "difference")]
         for site in rows:
@@ -273,7 +319,22 @@ class Trace:
         return "\n".join([*text, *([self.note] if self.note else [])])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the sites and all outputs as plain lists and numbers; None in place of NaN."""
+        """Return the sites and all outputs as plain lists and numbers; None in place of NaN.
+
+        Returns
+        -------
+        dict
+            Plain lists, texts and numbers, as `json.dumps` takes them.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> import numpy as np
+        >>> net = attnc.compile("tanh(x) + y", {"x": (-1, 1), "y": (-1, 1)}, eps=1e-3)
+        >>> found = attnc.trace(net, np.array([[0.5, 0.2]]), np.array([[-0.5, 0.1]]))
+        >>> len(found.to_dict()["sites"]) == len(found.sites)
+        True
+        """
         arrays = {name: getattr(self, name) for name in ("clean", "corrupted", "patched", "exact")}
         return {
             "title": self.title,
@@ -283,11 +344,23 @@ class Trace:
         }
 
     def to_json(self) -> str:
-        """Return `to_dict()` as JSON."""
+        """Return `to_dict()` as JSON.
+
+        Returns
+        -------
+        str
+            One JSON object.
+        """
         return json.dumps(self.to_dict(), ensure_ascii=False)
 
     def plot(self, path: str | os.PathLike[str] | Path) -> None:
-        """Draw a heat map of channels and heads against layers into a .svg, .pdf or .png file. It needs matplotlib."""
+        """Draw a heat map of channels and heads against layers into a .svg, .pdf or .png file. It needs matplotlib.
+
+        Parameters
+        ----------
+        path : path-like
+            The file; its ending chooses the format.
+        """
         from attnc.plots.tracing import plot_trace
 
         plot_trace(self, path)

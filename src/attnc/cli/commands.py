@@ -25,6 +25,7 @@ from attnc.cli.options import (
     MaxAnchors,
     Norm,
     Output,
+    OwnTable,
     Quiet,
     Ranges,
     Saved,
@@ -536,7 +537,7 @@ def verify_command(
     merge: Annotated[
         bool, typer.Option("--merge", help="Decide by the verdicts of all shards, and prove a sample of them again.")
     ] = False,
-    csv: Table = None,
+    csv: OwnTable = None,
     inputs: Inputs = None,
     output: Output = None,
     skip_missing: SkipMissing = False,
@@ -600,9 +601,11 @@ def prove_command(
 ) -> None:
     """Prove the bound of a saved network in shards, each of which is a file.
 
-    Shards that are there already are kept, so the same command goes on after an interruption. A merge fails unless all
-    shards of one division are there and belong to the network. Then the network is saved with its certificate, and
-    `attnc verify` proves it again.
+    Shards that are there already are kept, so the same command goes on after an interruption.
+
+    A merge fails unless all shards of one division are there and belong to the network.
+
+    Then the network is saved with its certificate, and `attnc verify` proves it again.
     """
     from attnc.exports.directory import refuse_in_context, require_folder
     from attnc.model_card import summary

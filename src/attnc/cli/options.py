@@ -62,6 +62,15 @@ Table = Annotated[
         show_default=False,
     ),
 ]
+OwnTable = Annotated[
+    Path | None,
+    typer.Option(
+        "--csv",
+        metavar="FILE",
+        help="Your file of a table of which the network has the hash: a CSV or .parquet file, or a Zarr folder.",
+        show_default=False,
+    ),
+]
 Inputs = Annotated[str | None, typer.Option(metavar="X,Y", help="The input columns of the table.", show_default=False)]
 Output = Annotated[
     str | None, typer.Option(metavar="Z", help="The output column of the table, or several as Y,Z.", show_default=False)

@@ -39,6 +39,10 @@ class Built:
         The place {name: (lo, hi)} where the bound is largest.
     parameters : tuple of (str, value)
         The sizes that were chosen.
+    derivation : Derivation or None
+        The part of the function that each channel holds, for a proof head by head.
+    again : callable or None
+        A function that builds the same with smaller errors of some heads.
     observed : float or None
         The error that the construction expects from samples of its fits; not a bound.
 

@@ -232,7 +232,13 @@ class Report:
         return max((entry.error for entry in self.replaced), default=0.0)
 
     def as_json(self) -> dict[str, Any]:
-        """The report as JSON values. A path is called name, and a domain of all real numbers is None."""
+        """The report as JSON values. A path is called name, and a domain of all real numbers is None.
+
+        Returns
+        -------
+        dict
+            Plain lists, texts and numbers, as `json.dumps` takes them.
+        """
         report = asdict(self)
         for entry in report["replaced"]:
             del entry["consumers"]
@@ -244,7 +250,13 @@ class Report:
         return report
 
     def rows(self) -> list[list[str]]:
-        """The cells of the table, with proven and measured figures in separate columns."""
+        """The cells of the table, with proven and measured figures in separate columns.
+
+        Returns
+        -------
+        list of list of str
+            A row for each activation that was replaced.
+        """
         rows = []
         for entry in self.replaced:
             bounds = (entry.error, entry.rounding, entry.block_error)
@@ -257,7 +269,13 @@ class Report:
         return rows
 
     def markdown(self) -> str:
-        """The table in Markdown."""
+        """The table in Markdown.
+
+        Returns
+        -------
+        str
+            A table with a header.
+        """
         rows = [
             HEADERS,
             (*[":--"] * 2, *["--:"] * (len(HEADERS) - 2)),
@@ -266,7 +284,13 @@ class Report:
         return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
     def html(self) -> str:
-        """The report as one HTML page that needs no other file. It needs the package jinja2 (extra `lab`)."""
+        """The report as one HTML page that needs no other file. It needs the package jinja2 (extra `lab`).
+
+        Returns
+        -------
+        str
+            A complete page.
+        """
         from attnc.converting.report_page import page
 
         return page(self)
@@ -277,7 +301,13 @@ class Report:
         return "\n".join([*("  ".join(map(str.ljust, row, widths)).rstrip() for row in table), *self.remarks()])
 
     def remarks(self) -> list[str]:
-        """The lines below the table: parts left, notes, and the drift from end to end."""
+        """The lines below the table: parts left, notes, and the drift from end to end.
+
+        Returns
+        -------
+        list of str
+            One line for each remark.
+        """
         lines = [f"left as it was: {entry.path or 'the model'} ({entry.what}): {entry.reason}" for entry in self.left]
         lines += [f"note: {note}" for note in self.notes]
         if self.kept:

@@ -72,11 +72,28 @@ class HeadReport:
         return all(self.is_head_safe(head) for head in self.heads)
 
     def is_head_safe(self, head: SelectionClaim) -> bool:
-        """Return whether a head leaks at most `leak`, as computed in `dtype`."""
+        """Return whether a head leaks at most `leak`, as computed in `dtype`.
+
+        Parameters
+        ----------
+        head : SelectionClaim
+            The claim about one head.
+
+        Returns
+        -------
+        bool
+            True if its leak is at most the one allowed.
+        """
         return head.leaks[self.dtype] <= self.leak
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as objects of JSON."""
+        """Return the report as objects of JSON.
+
+        Returns
+        -------
+        dict
+            Plain lists, texts and numbers, as `json.dumps` takes them.
+        """
         facts = {name: value for name, value in asdict(self).items() if name != "heads"}
         heads = [
             {"name": f"head {head.head}", **asdict(head), "is_safe": self.is_head_safe(head)} for head in self.heads

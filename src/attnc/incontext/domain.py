@@ -156,7 +156,18 @@ class Domain:
         return tuple(found)
 
     def examples(self, rows: Float[np.ndarray, "rows width"]) -> Examples:
-        """Return the examples in the rows of a prompt, without padding and queries."""
+        """Return the examples in the rows of a prompt, without padding and queries.
+
+        Parameters
+        ----------
+        rows : array of shape (rows, width)
+            The rows of the prompt.
+
+        Returns
+        -------
+        Examples
+            Inputs, targets, weights and penalties.
+        """
         d, weights = self.prompt.features, self.prompt.num_weights
         is_example = rows[:, d] != 0
         penalty = np.array(self.penalty or np.zeros(weights))

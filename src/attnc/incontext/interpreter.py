@@ -95,7 +95,18 @@ class EncodedHead:
     writes: tuple[str, ...]
 
     def renamed(self, names: dict[str, str]) -> EncodedHead:
-        """Return the head with other channels. Those that `names` lacks stay."""
+        """Return the head with other channels. Those that `names` lacks stay.
+
+        Parameters
+        ----------
+        names : dict
+            Old name → new name.
+
+        Returns
+        -------
+        EncodedHead
+            A new head.
+        """
         reads, writes = (tuple(names.get(name, name) for name in each) for each in (self.reads, self.writes))
         return replace(self, reads=reads, writes=writes)
 
@@ -300,6 +311,11 @@ class Interpreter:
         Returns
         -------
         Interpreter
+
+        Raises
+        ------
+        InputError
+            If no program is given.
 
         Examples
         --------

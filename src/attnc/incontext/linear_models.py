@@ -348,7 +348,7 @@ class RidgeSelection(LinearRegressor):
         The penalties, above 0, at least two.
     held_out : float
         The share of the examples, the last ones, that are held out, between 0 and 1.
-    fit_intercept, heads, max_rows
+    fit_intercept, heads, max_rows, method, tol, max_iter
         As for `Ridge`. `max_rows` is at least the rows of X, and the held-out examples are the last of them.
 
     Attributes

@@ -173,6 +173,15 @@ class Prompt:
         A sum has one sink, and a mean has one sink for each example that is present. A sink has the value zero and a
         score that makes it the denominator. So a head returns e^{-C} times the sum (or the mean) over the examples, and
         not an average whose weights depend on the data.
+
+        Parameters
+        ----------
+        memory : AffineBuilder
+            The map that writes the memory.
+        row, token : int
+            The first row and the first token.
+        mean : bool
+            True for means, False for sums.
         """
         rows, tokens = row + np.arange(self.rows), token + np.arange(self.rows)
         memory.copy(tokens, rows, self.inputs)

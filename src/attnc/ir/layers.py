@@ -70,7 +70,18 @@ class Affine(_WithoutHeads):
         return self.weight.num_nonzeros + self.constant.num_nonzeros
 
     def astype(self, dtype: str) -> Affine:
-        """Return the map with every number rounded to a dtype."""
+        """Return the map with every number rounded to a dtype.
+
+        Parameters
+        ----------
+        dtype : str
+            "float64" or "float32".
+
+        Returns
+        -------
+        Affine
+            A new map.
+        """
         return replace(self, weight=self.weight.astype(dtype), constant=self.constant.astype(dtype))
 
 
@@ -163,7 +174,18 @@ class Head:
         return sum(int(np.count_nonzero(W)) for W in self.matrices.values())
 
     def astype(self, dtype: str) -> Head:
-        """Return the head with every number rounded to a dtype."""
+        """Return the head with every number rounded to a dtype.
+
+        Parameters
+        ----------
+        dtype : str
+            "float64" or "float32".
+
+        Returns
+        -------
+        Head
+            A new head.
+        """
         return Head(**{name: W.astype(dtype) for name, W in self.matrices.items()}, mask=self.mask)
 
 
@@ -214,7 +236,18 @@ class Attention:
         return sum(head.num_parameters for head in self.heads)
 
     def astype(self, dtype: str) -> Attention:
-        """Return the layer with every number rounded to a dtype."""
+        """Return the layer with every number rounded to a dtype.
+
+        Parameters
+        ----------
+        dtype : str
+            "float64" or "float32".
+
+        Returns
+        -------
+        Attention
+            A new layer.
+        """
         return replace(self, heads=tuple(head.astype(dtype) for head in self.heads))
 
 
@@ -243,7 +276,18 @@ class Softmax(_WithoutHeads):
     num_parameters: ClassVar[int] = 0
 
     def astype(self, dtype: str) -> Softmax:
-        """Return the layer itself: it has no numbers to cast."""
+        """Return the layer itself: it has no numbers to cast.
+
+        Parameters
+        ----------
+        dtype : str
+            "float64" or "float32".
+
+        Returns
+        -------
+        Softmax
+            The layer itself.
+        """
         return self
 
 

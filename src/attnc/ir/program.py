@@ -109,18 +109,50 @@ class Program:
 
     @property
     def num_attention_layers(self) -> int:
-        """The number of attention layers."""
+        """The number of attention layers.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> attnc.compile("exp(sin(x)*y)", {"x": (-1, 1), "y": (-1, 1)}, eps=1e-3).program.num_attention_layers
+        2
+        """
         return sum(isinstance(layer, Attention) for layer in self.all_layers)
 
     @property
     def num_anchors(self) -> int:
-        """The number of keys that a query meets, summed over heads and layers."""
+        """The number of keys that a query meets, summed over heads and layers.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> attnc.compile("sin(x)", {"x": (-3, 3)}, eps=1e-6).program.num_anchors
+        7
+        """
         from attnc.ir.shapes import key_counts
 
         return sum(key_counts(self))
 
     def astype(self, dtype: str) -> Program:
-        """Return the program with every weight rounded to a dtype."""
+        """Return the program with every weight rounded to a dtype.
+
+        Parameters
+        ----------
+        dtype : str
+            "float64" or "float32".
+
+        Returns
+        -------
+        Program
+            A new program. A certificate of this one does not hold for it.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> net = attnc.compile("sin(x)", {"x": (-3, 3)}, eps=1e-3)
+        >>> net.program.astype("float32").dtype.name
+        'float32'
+        """
         with quiet():  # a weight that overflows is not finite, and `ir.spec` refuses it
             return replace(
                 self,
@@ -129,7 +161,30 @@ class Program:
             )
 
     def as_tokens(self, inputs: tuple[np.ndarray, ...]) -> list[np.ndarray]:
-        """Return the inputs in the program's dtype, each as (batch, tokens, width), checked for shape."""
+        """Return the inputs in the program's dtype, each as (batch, tokens, width), checked for shape.
+
+        Parameters
+        ----------
+        inputs : tuple of arrays
+            One array for each input, (batch, …).
+
+        Returns
+        -------
+        list of arrays of shape (batch, tokens, width)
+            The inputs in the program's dtype.
+
+        Raises
+        ------
+        InputError
+            If an input is not an array of numbers, or has another shape.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> net = attnc.compile("sin(x)", {"x": (-3, 3)}, eps=1e-3)
+        >>> [state.shape for state in net.program.as_tokens(([[0.5], [1.0]],))]
+        [(2, 1, 1)]
+        """
         try:
             arrays = [np.asarray(given, self.dtype) for given in inputs]
         except (TypeError, ValueError) as error:
@@ -138,7 +193,18 @@ class Program:
         return [a.reshape(len(a), *token_shape(shape)) for a, shape in zip(arrays, self.input_shapes, strict=True)]
 
     def from_tokens(self, state: Float[np.ndarray, "batch tokens width"]) -> Float[np.ndarray, "batch ..."]:
-        """Return the last state of tokens in the shape of the output."""
+        """Return the last state of tokens in the shape of the output.
+
+        Parameters
+        ----------
+        state : array of shape (batch, tokens, width)
+            The state after the last layer.
+
+        Returns
+        -------
+        array of shape (batch, …)
+            The outputs.
+        """
         return state.reshape(len(state), *self.output_shape)
 
 

@@ -40,13 +40,45 @@ class Sparse:
 
     @classmethod
     def from_dense(cls, array: Float[np.ndarray, "*shape"]) -> Sparse:
-        """Return the non-zeros of an array."""
+        """Return the non-zeros of an array.
+
+        Parameters
+        ----------
+        array : array
+            Any shape.
+
+        Returns
+        -------
+        Sparse
+            The same numbers.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> import numpy as np
+        >>> sparse = attnc.Sparse.from_dense(np.array([[0.0, 2.0], [0.0, 0.0]]))
+        >>> sparse.shape, sparse.num_nonzeros
+        ((2, 2), 1)
+        """
         where = np.nonzero(array)
         return cls(array.shape, np.stack(where, axis=1).astype(np.int32), array[where])
 
     @classmethod
     def zeros(cls, shape: tuple[int, ...], dtype: Any) -> Sparse:
-        """Return an array without non-zeros."""
+        """Return an array without non-zeros.
+
+        Parameters
+        ----------
+        shape : tuple of int
+            The shape.
+        dtype : dtype
+            The type of the numbers.
+
+        Returns
+        -------
+        Sparse
+            An array of zeros.
+        """
         return cls(shape, np.zeros((0, len(shape)), np.int32), np.zeros(0, dtype))
 
     @property
@@ -60,23 +92,68 @@ class Sparse:
         return self.index.nbytes + self.values.nbytes
 
     def astype(self, dtype: Any) -> Sparse:
-        """Return the array with its entries in another dtype."""
+        """Return the array with its entries in another dtype.
+
+        Parameters
+        ----------
+        dtype : dtype
+            The type of the numbers.
+
+        Returns
+        -------
+        Sparse
+            A new array.
+        """
         return Sparse(self.shape, self.index, self.values.astype(dtype))
 
     def dense(self) -> Float[np.ndarray, "*shape"]:
-        """Return the array with its zeros."""
+        """Return the array with its zeros.
+
+        Returns
+        -------
+        array
+            Every number, in the shape of this array.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> attnc.Sparse.zeros((1, 2), "float64").dense().tolist()
+        [[0.0, 0.0]]
+        """
         array = np.zeros(self.shape, self.values.dtype)
         array[tuple(self.index.T)] = self.values
         return array
 
     def flat(self, axes: slice) -> Int[np.ndarray, " nonzeros"]:
-        """Row-major position of every non-zero within the given axes."""
+        """Row-major position of every non-zero within the given axes.
+
+        Parameters
+        ----------
+        axes : slice
+            The axes to count along.
+
+        Returns
+        -------
+        array of shape (nonzeros,)
+            A number for each non-zero, in their order.
+        """
         shape = self.shape[axes]
         strides = np.array([math.prod(shape[i + 1 :]) for i in range(len(shape))], np.int64)
         return np.asarray(self.index[:, axes] @ strides)
 
     def matrix(self, rank: int) -> csr_array:
-        """Return the matrix whose rows run over the first `rank` axes and whose columns run over the others."""
+        """Return the matrix whose rows run over the first `rank` axes and whose columns run over the others.
+
+        Parameters
+        ----------
+        rank : int
+            The number of axes that become rows.
+
+        Returns
+        -------
+        csr_array
+            A sparse matrix of SciPy.
+        """
         from scipy.sparse import coo_array
 
         shape = (math.prod(self.shape[:rank]), math.prod(self.shape[rank:]))

@@ -227,7 +227,13 @@ class Activation(nn.Module):
     # --- state --------------------------------------------------------------------------------------------------------
 
     def get_extra_state(self) -> Tensor:
-        """Return the claim about the keys as one tensor of bytes."""
+        """Return the claim about the keys as one tensor of bytes.
+
+        Returns
+        -------
+        Tensor of uint8
+            The bytes of a JSON object.
+        """
         claim, activation = self._claim, self.gate.solved.activation
         facts = {
             "format": FORMAT,
@@ -242,7 +248,20 @@ class Activation(nn.Module):
         return torch.frombuffer(bytearray(json.dumps(facts).encode()), dtype=torch.uint8)
 
     def set_extra_state(self, state: Any) -> None:
-        """Take the claim of a state dict. It is one that a file states, unless it is the layer's own."""
+        """Take the claim of a state dict. It is one that a file states, unless it is the layer's own.
+
+        Parameters
+        ----------
+        state : Tensor of uint8
+            The claim, as `get_extra_state` returns it.
+
+        Raises
+        ------
+        FileError
+            If it is no such tensor, or has another format.
+        InputError
+            If it is the claim about another activation.
+        """
         if not isinstance(state, Tensor) or state.dtype != torch.uint8 or state.numel() > MAX_JSON_BYTES:
             raise FileError("the extra state of the activation is not a tensor of bytes, as attnc.nn writes it")
         if torch.equal(state.cpu(), self.get_extra_state()):

@@ -142,7 +142,15 @@ class Certificate:
 
     @property
     def by_leaves(self) -> Leaves | None:
-        """The leaves, if the proof is by leaves."""
+        """The leaves, if the proof is by leaves.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> net = attnc.compile("sin(x)", {"x": (-3, 3)}, eps=1e-3)
+        >>> len(net.certificate.by_leaves.leaves) == net.certificate.num_leaves
+        True
+        """
         return self._evidence(Leaves)
 
     @property
@@ -162,7 +170,15 @@ class Certificate:
 
     @property
     def num_points(self) -> int:
-        """The number of points of the table that the claim is about, or 0 if it is not about a table."""
+        """The number of points of the table that the claim is about, or 0 if it is not about a table.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> table = attnc.TableTarget([[0.0], [1.0]], [2.0, 3.0])
+        >>> attnc.compile(table, eps=1e-6).certificate.num_points
+        2
+        """
         return 0 if self.at_points is None else self.at_points.count
 
     @property
@@ -197,7 +213,15 @@ class Certificate:
 
     @property
     def leaf_bounds(self) -> Float[np.ndarray, " leaves"]:
-        """The bounds of the leaves, without tails. Empty if the proof is not by leaves."""
+        """The bounds of the leaves, without tails. Empty if the proof is not by leaves.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> net = attnc.compile("sin(x)", {"x": (-3, 3)}, eps=1e-3)
+        >>> bool(net.certificate.leaf_bounds.max() <= net.certificate.bound)
+        True
+        """
         return self._leaves.bounds
 
     @property
@@ -219,12 +243,28 @@ class Certificate:
 
     @property
     def is_by_theorem(self) -> bool:
-        """Whether the bound is the construction's own, and was not derived from the weights."""
+        """Whether the bound is the construction's own, and was not derived from the weights.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> net = attnc.compile("sin(x)", {"x": (-3, 3)}, eps=1e-3)
+        >>> net.certificate.is_by_theorem
+        False
+        """
         return self.bound is not None and self.method.partition(ASSUMING)[0] == THEOREM
 
     @property
     def is_reprovable(self) -> bool:
-        """Whether the checker re-proves claims of this kind: not those of theorems, nor those under an assumption."""
+        """Whether the checker re-proves claims of this kind: not those of theorems, nor those under an assumption.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> net = attnc.compile("sin(x)", {"x": (-3, 3)}, eps=1e-3)
+        >>> net.certificate.is_reprovable
+        True
+        """
         return self.bound is not None and (
             self.method in ("proof", "staged proof") or self.method.startswith("proof at the table's ")
         )
@@ -251,6 +291,13 @@ class Certificate:
         -------
         float or None
             None where no such bound is proved.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> net = attnc.compile("tanh(x)", {"x": (-float("inf"), float("inf"))}, eps=1e-6)
+        >>> net.certificate.bound_at(1e6) <= 1e-6
+        True
         """
         if self.core is None or self.core[0] <= x <= self.core[1]:
             return self.pointwise_bound
@@ -259,7 +306,20 @@ class Certificate:
         return float(up(self.pointwise_bound + up(self.beyond.relative * abs(x))))
 
     def proved(self, proof: Proof, method: str) -> Certificate:
-        """Return the certificate with the bound, the terms and the evidence of a proof."""
+        """Return the certificate with the bound, the terms and the evidence of a proof.
+
+        Parameters
+        ----------
+        proof : Proof
+            The bound, its terms and its evidence.
+        method : str
+            The name of the method.
+
+        Returns
+        -------
+        Certificate
+            A new certificate, whose standing is `proven`.
+        """
         is_exact_beyond = isinstance(proof.evidence, Leaves) and proof.evidence.tails and proof.evidence.beyond is None
         return dataclasses.replace(
             self,
@@ -276,7 +336,26 @@ class Certificate:
         )
 
     def cells(self, box: Box) -> tuple[Float[np.ndarray, "leaves d"], Float[np.ndarray, "leaves d"]]:
-        """Return the lower and upper ends of the leaves, without tails. They are rounded: for pictures and messages."""
+        """Return the lower and upper ends of the leaves, without tails. They are rounded: for pictures and messages.
+
+        Parameters
+        ----------
+        box : Box
+            The box of the network.
+
+        Returns
+        -------
+        tuple of two arrays of shape (leaves, d)
+            The lower ends and the upper ends.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> net = attnc.compile("sin(x)", {"x": (-3, 3)}, eps=1e-3)
+        >>> lo, hi = net.certificate.cells(net.box)
+        >>> float(lo.min()), float(hi.max())
+        (-3.0, 3.0)
+        """
         if self.core is not None:
             box = Box.parse([self.core], box.names)
         leaves = self._leaves.leaves
@@ -301,6 +380,13 @@ class Certificate:
         -------
         dict or None
             (lo, hi) by variable. None if there are no leaves.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> net = attnc.compile("sin(x)", {"x": (-3, 3)}, eps=1e-3)
+        >>> list(net.certificate.worst_box(net.box))
+        ['x']
         """
         if not len(self.leaf_bounds):
             return None
@@ -309,12 +395,50 @@ class Certificate:
         return {name: (float(a), float(b)) for name, a, b in zip(box.names, lo[worst], hi[worst], strict=True)}
 
     def worst_place(self, box: Box) -> str:
-        """Return the worst box as text, or "" if the ledger is not that of one leaf: for norms, tails and heads."""
+        """Return the worst box as text, or "" if the ledger is not that of one leaf: for norms, tails and heads.
+
+        Parameters
+        ----------
+        box : Box
+            The box of the network.
+
+        Returns
+        -------
+        str
+            The ranges of the variables there.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> net = attnc.compile("sin(x)", {"x": (-3, 3)}, eps=1e-3)
+        >>> net.certificate.worst_place(net.box)[:3]
+        'x ∈'
+        """
         found = self.worst_box(box) if self.norm == "inf" and all(term.name != "tail" for term in self.terms) else None
         return show_intervals(found or {})
 
     def to_json(self, expression: str | None, box: Box) -> dict[str, Any]:
-        """Return the certificate as JSON, without the hash of the weights, which the writer of the files adds."""
+        """Return the certificate as JSON, without the hash of the weights, which the writer of the files adds.
+
+        Parameters
+        ----------
+        expression : str or None
+            The function as text, if it has one.
+        box : Box
+            The box of the network.
+
+        Returns
+        -------
+        dict
+            Plain lists, texts and numbers, as `json.dumps` takes them.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> net = attnc.compile("sin(x)", {"x": (-3, 3)}, eps=1e-3)
+        >>> net.certificate.to_json("sin(x)", net.box)["box"]
+        {'x': [-3.0, 3.0]}
+        """
         leaves, heads, points = self._leaves, self.by_heads or Stages((), ()), self.at_points
         return {
             "format": FORMAT,
@@ -334,7 +458,31 @@ class Certificate:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Certificate:
-        """Read a certificate. Raise FileError if a field is missing, has another type, or contradicts another field."""
+        """Read a certificate. Raise FileError if a field is missing, has another type, or contradicts another field.
+
+        Parameters
+        ----------
+        data : mapping
+            The content of a file `certificate.json`.
+
+        Returns
+        -------
+        Certificate
+            Its standing is `stated`: nothing is proved by reading it.
+
+        Raises
+        ------
+        FileError
+            If the file has another format, or a field that is missing, false or of another type.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> net = attnc.compile("sin(x)", {"x": (-3, 3)}, eps=1e-3)
+        >>> read = attnc.Certificate.from_json(net.certificate.to_json("sin(x)", net.box))
+        >>> read.bound == net.certificate.bound, read.standing.value
+        (True, 'stated')
+        """
         try:
             if data["format"] != FORMAT:
                 raise FileError(

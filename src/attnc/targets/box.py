@@ -53,6 +53,17 @@ class Box:
         Returns
         -------
         Box
+
+        Raises
+        ------
+        InputError
+            If a range is not two numbers in ascending order, or names and ranges do not fit.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> attnc.Box.parse({"x": (-3, 3), "y": (0, 1)}).names
+        ('x', 'y')
         """
         if isinstance(given, Mapping):
             order: Sequence[str] = tuple(given)
@@ -78,7 +89,15 @@ class Box:
 
     @property
     def d(self) -> int:
-        """The number of variables."""
+        """The number of variables.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> box = attnc.Box.parse({"x": (-3, 3), "y": (0, 1)})
+        >>> box.d
+        2
+        """
         return len(self.names)
 
     @cached_property
@@ -87,7 +106,24 @@ class Box:
         return bool(np.isfinite(self.lo).all() and np.isfinite(self.hi).all())
 
     def core(self, reach: float) -> Box:
-        """Return the box with infinite ends replaced by ±reach, or by the other end ± reach if that is farther out."""
+        """Return the box with infinite ends replaced by ±reach, or by the other end ± reach if that is farther out.
+
+        Parameters
+        ----------
+        reach : float
+            The distance from 0 at which infinite ends are cut.
+
+        Returns
+        -------
+        Box
+            A finite box.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> attnc.Box.parse({"x": (0, float("inf"))}).core(10.0).as_dict()
+        {'x': (0.0, 10.0)}
+        """
         lo = np.where(np.isinf(self.lo), np.minimum(-reach, np.where(np.isinf(self.hi), 0.0, self.hi) - reach), self.lo)
         hi = np.where(np.isinf(self.hi), np.maximum(reach, np.where(np.isinf(self.lo), 0.0, self.lo) + reach), self.hi)
         return Box(self.names, lo, hi)
@@ -117,15 +153,46 @@ class Box:
         Returns
         -------
         Array of bool, of shape (batch,).
+
+        Examples
+        --------
+        >>> import attnc
+        >>> box = attnc.Box.parse({"x": (-3, 3), "y": (0, 1)})
+        >>> box.contains([[0, 0.5], [4, 0.5]]).tolist()
+        [True, False]
         """
         return np.all((points >= self.lo) & (points <= self.hi), axis=1)
 
     def as_dict(self) -> dict[str, tuple[float, float]]:
-        """Return {name: (lo, hi)}."""
+        """Return {name: (lo, hi)}.
+
+        Returns
+        -------
+        dict
+            The ends of the range of every variable.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> attnc.Box.parse([(-1, 1)]).as_dict()
+        {'x0': (-1.0, 1.0)}
+        """
         return {name: (float(lo), float(hi)) for name, lo, hi in zip(self.names, self.lo, self.hi, strict=True)}
 
     def as_json(self) -> dict[str, list[float | str]]:
-        """Return {name: [lo, hi]}. JSON has no infinite numbers, so infinite ends are the texts "-inf" and "inf"."""
+        """Return {name: [lo, hi]}. JSON has no infinite numbers, so infinite ends are the texts "-inf" and "inf".
+
+        Returns
+        -------
+        dict
+            Lists of two numbers or texts.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> attnc.Box.parse({"x": (0, float("inf"))}).as_json()
+        {'x': [0.0, 'inf']}
+        """
         return {name: [x if math.isfinite(x) else str(x) for x in ends] for name, ends in self.as_dict().items()}
 
     def __str__(self) -> str:

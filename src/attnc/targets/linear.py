@@ -126,7 +126,26 @@ class TruncatedLinear(WeightedTarget):
         return ", ".join(f"clip({text}, {ends})" for text in texts)
 
     def linear(self, points: Points) -> Values:
-        """Return w_i·x_i + t_i, not truncated."""
+        """Return w_i·x_i + t_i, not truncated.
+
+        Parameters
+        ----------
+        points : array of shape (batch, n·d)
+            The points; n tokens of width d.
+
+        Returns
+        -------
+        array of shape (batch, n)
+            The linear functions.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> import numpy as np
+        >>> target = attnc.TruncatedLinear([2.0], 1.0, a=0.0, b=1.0, box=(-1, 1))
+        >>> target.linear(np.array([[0.5]])).tolist()
+        [[2.0]]
+        """
         n, d = self.W.shape
         return np.asarray(np.einsum("bnd,nd->bn", points.reshape(len(points), n, d), self.W) + self.t)
 
@@ -227,7 +246,20 @@ class ReLUNetwork(WeightedTarget):
         return np.asarray(state @ self.weights[-1].T + self.biases[-1])
 
     def ranges(self) -> list[Interval]:
-        """For every layer, an enclosure of its pre-activations on the box (interval propagation)."""
+        """For every layer, an enclosure of its pre-activations on the box (interval propagation).
+
+        Returns
+        -------
+        list of Interval
+            One for each layer; arrays of shape (units,).
+
+        Examples
+        --------
+        >>> import attnc
+        >>> network = attnc.ReLUNetwork([[[1.0]], [[2.0]]], [[0.5], [0.0]], box=(-1, 1))
+        >>> [bool(found.lo[0] <= 0.0 and found.hi[0] >= 1.5) for found in network.ranges()]
+        [True, True]
+        """
         found, state = [], Interval(self.box.lo, self.box.hi)
         for W, b in zip(self.weights, self.biases, strict=True):
             pre = affine_range(W, b, state)

@@ -435,7 +435,26 @@ class TableTarget(Target):
         return self._points
 
     def rows_at(self, rows: np.ndarray | slice) -> tuple[Points, Values]:
-        """Return the points and values of chosen rows."""
+        """Return the points and values of chosen rows.
+
+        Parameters
+        ----------
+        rows : array of int or slice
+            The numbers of the rows.
+
+        Returns
+        -------
+        tuple of two arrays
+            The points (rows, d) and the values (rows, outputs).
+
+        Examples
+        --------
+        >>> import attnc
+        >>> table = attnc.TableTarget([[0.0], [1.0]], [2.0, 3.0])
+        >>> points, values = table.rows_at(slice(0, 1))
+        >>> points.tolist(), values.tolist()
+        ([[0.0]], [[2.0]])
+        """
         if self._points is not None:
             return self._points[rows], self.values[rows]
         assert self.grid is not None
@@ -447,7 +466,15 @@ class TableTarget(Target):
 
     @property
     def num_points(self) -> int:
-        """The number of distinct points."""
+        """The number of distinct points.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> table = attnc.TableTarget([[0.0], [1.0]], [2.0, 3.0])
+        >>> table.num_points
+        2
+        """
         return len(self.values)
 
     @property

@@ -75,7 +75,18 @@ class Target(abc.ABC):
         return None
 
     def split(self, points: Points) -> list[np.ndarray]:
-        """Return flat points as the inputs that a network for this target takes."""
+        """Return flat points as the inputs that a network for this target takes.
+
+        Parameters
+        ----------
+        points : array of shape (batch, d)
+            The points.
+
+        Returns
+        -------
+        list of arrays
+            One array for each input of the network.
+        """
         return split_columns(points, self.input_shapes)
 
     @property
@@ -84,15 +95,53 @@ class Target(abc.ABC):
         return None
 
     def check_blocks(self) -> Iterator[tuple[Points, Values]]:
-        """Yield the points that the claim is about, with their values, block by block. There are none for a box."""
+        """Yield the points that the claim is about, with their values, block by block. There are none for a box.
+
+        Yields
+        ------
+        tuple of two arrays
+            Points (batch, d) and values (batch, outputs).
+        """
         yield from ()
 
     def largest_value(self, points: Points) -> float:
-        """Return the largest |value| at the points, or at all those that the claim is about."""
+        """Return the largest |value| at the points, or at all those that the claim is about.
+
+        Parameters
+        ----------
+        points : array of shape (batch, d)
+            The points.
+
+        Returns
+        -------
+        float
+            The largest absolute value over all outputs.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> import numpy as np
+        >>> target = attnc.as_target("x**2", {"x": (-1, 1)})
+        >>> target.largest_value(np.array([[0.5], [-1.0]]))
+        1.0
+        """
         return float(np.abs(self(points)).max(initial=0.0))
 
     def critical_points(self) -> Float[np.ndarray, "points d"]:
-        """Return points of the box, such as kinks, where an error may be larger than at all points nearby."""
+        """Return points of the box, such as kinks, where an error may be larger than at all points nearby.
+
+        Returns
+        -------
+        array of shape (points, d)
+            The points; there may be none.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> found = attnc.as_target("abs(x)", {"x": (-1, 1)}).critical_points()
+        >>> bool((found == 0.0).any())
+        True
+        """
         return np.zeros((0, self.box.d))
 
     @abc.abstractmethod
@@ -104,21 +153,106 @@ class Target(abc.ABC):
         """Return, for every cell, an upper bound of |f(x) − value| over x in the cell, in the max-norm of the output.
 
         The values are those given, or self(centres). The centres lie in their cells.
+
+        Parameters
+        ----------
+        cells : Interval
+            Boxes, as arrays of shape (cells, d).
+        centres : array of shape (cells, d)
+            A point of each cell.
+        values : array of shape (cells, outputs), optional
+            The values to compare with; by default those at the centres.
+
+        Returns
+        -------
+        array of shape (cells,)
+            Upper bounds.
+
+        Raises
+        ------
+        InputError
+            If nothing is known between points, as for a table.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> import numpy as np
+        >>> from attnc.numerics.intervals import Interval
+        >>> target = attnc.as_target("x**2", {"x": (-1, 1)})
+        >>> cells = Interval(np.array([[0.0]]), np.array([[1.0]]))
+        >>> bool(target.variation(cells, np.array([[0.0]]))[0] >= 1.0)
+        True
         """
 
     def enclosure(self, cells: Interval) -> Interval:
-        """Return, for every cell and output, an interval that contains all values on the cell."""
+        """Return, for every cell and output, an interval that contains all values on the cell.
+
+        Parameters
+        ----------
+        cells : Interval
+            Boxes, as arrays of shape (cells, d).
+
+        Returns
+        -------
+        Interval
+            Arrays of shape (cells, outputs).
+
+        Examples
+        --------
+        >>> import attnc
+        >>> import numpy as np
+        >>> from attnc.numerics.intervals import Interval
+        >>> target = attnc.as_target("x**2", {"x": (-1, 1)})
+        >>> cells = Interval(np.array([[0.0]]), np.array([[1.0]]))
+        >>> found = target.enclosure(cells)
+        >>> bool(found.lo[0, 0] <= 0.0), bool(found.hi[0, 0] >= 1.0)
+        (True, True)
+        """
         centres = cells.mid
         values, reach = self(centres), self.variation(cells, centres)[:, None]
         return Interval(-up(reach - values), up(values + reach))
 
     def distance(self, points: Points, values: Values) -> Float[np.ndarray, " batch"]:
-        """Return |self(point) − value| in the max-norm, rounded up."""
+        """Return |self(point) − value| in the max-norm, rounded up.
+
+        Parameters
+        ----------
+        points : array of shape (batch, d)
+            The points.
+        values : array of shape (batch, outputs)
+            A value to compare with at each point.
+
+        Returns
+        -------
+        array of shape (batch,)
+            The largest distance over the outputs.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> import numpy as np
+        >>> target = attnc.as_target("x**2", {"x": (-1, 1)})
+        >>> target.distance(np.array([[0.5]]), np.array([[0.5]])).tolist()
+        [0.25000000000000006]
+        """
         return up(np.abs(self(points) - values).max(axis=1))
 
     @abc.abstractmethod
     def describe(self) -> str:
-        """Return a short name for people."""
+        """Return a short name for people.
+
+        Returns
+        -------
+        str
+            A few words, such as the expression.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> target = attnc.as_target("x**2", {"x": (-1, 1)})
+        >>> target.describe()
+        'x**2'
+        """
 
 
 def show_point(names: tuple[str, ...], point: np.ndarray) -> str:
