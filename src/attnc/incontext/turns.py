@@ -18,8 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import expit
 
+from attnc.functions.logistic import logistic
 from attnc.numerics.arrays import Float
 
 Array = np.ndarray
@@ -27,7 +27,7 @@ HUBER = "huber"
 CURVATURES = {"logistic": 0.25, "poisson": 1.0, HUBER: 1.0}
 """The largest second derivative of a loss at z = 0."""
 SLOPES: dict[str, tuple[Callable[[Array, Array], Array], Callable[[Array], Array]]] = {
-    "logistic": (lambda z, y: expit(z) - y, lambda z: expit(z) * expit(-z)),
+    "logistic": (lambda z, y: logistic(z) - y, lambda z: logistic(z) * logistic(-z)),
     "poisson": (lambda z, y: np.exp(z) - y, np.exp),
     HUBER: (lambda z, y: np.clip(z - y, -1.0, 1.0), np.ones_like),
 }
