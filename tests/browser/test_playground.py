@@ -254,9 +254,10 @@ def test_a_phone_shows_the_picture_below_the_function(visit: Callable[..., Visit
         assert box
         return box["y"]
 
-    order = [".function", "#plot-function", "#readout", "#beta", ".tour", ".settings", "#plot-error", "#constructions"]
+    order = [".function", "#plot-function", "#readout", ".tour", "#beta", ".settings", "#plot-error", "#constructions"]
     assert sorted(order, key=top) == order
     assert top("#plot-function") < 600  # of a screen of 900
+    assert top("#beta") - top("#plot-function") < 860  # the picture, the text on keys and the temperature fit a screen
 
 
 def test_the_point_under_the_pointer_stays_in_view(page: Page) -> None:
