@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import attnc
-from attnc import constructions, incontext
+from attnc import constructions, incontext, scheduling
 
 SRC = Path(__file__).parents[1] / "src"
 PACKAGE = SRC / "attnc"
@@ -156,6 +156,7 @@ def test_packages_above_attnc_use_the_public_api_alone(package):
         "attnc": attnc.__all__,
         "attnc.constructions": constructions.__all__,
         "attnc.incontext": incontext.__all__,
+        "attnc.scheduling": scheduling.__all__,
     }
     for path in (SRC / package).rglob("*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))

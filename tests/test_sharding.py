@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -140,8 +141,39 @@ def test_a_merge_fails_closed(raw, parts, tmp_path, change, message):
 def test_shards_of_another_network_are_refused(parts, tmp_path):
     other = attnc.compile(SOURCE, BOX, 1e-5, construction="spectral_grid", proof=False)
     other.save(tmp_path / "net")
-    with pytest.raises(attnc.FileError, match="it belongs to another network, another request"):
+    with pytest.raises(attnc.FileError, match="it belongs to another network"):
         sharding.merge_shards(tmp_path / "net", parts)
+
+
+def changed(content: bytes, header: dict[str, object] | None = None, factor: float = 1.0) -> bytes:
+    """A shard with other fields in its header, and all bounds times a factor: every other part of it fits."""
+    shard = sharding.Shard(content)
+    rows = shard.rows.copy()
+    rows["bound"] *= factor
+    stated = shard.header | (header or {})
+    stated["bound"] = float(rows["bound"].max())
+    stated["terms"] = [term | {"value": factor * term["value"]} for term in stated["terms"]]
+    text = json.dumps(stated).encode()
+    return len(text).to_bytes(8, "little") + text + rows.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("header", "factor", "message"),
+    [
+        ({}, 1e-3, "shard 4 of 6 is wrong: it states the bound"),
+        ({"format": "attnc.shard/2"}, 1.0, "has the format 'attnc.shard/2', not 'attnc.shard/1': prove it again"),
+        ({"weights_sha256": "0" * 64}, 1.0, "it belongs to another network"),
+        ({"task_sha256": "0" * 64}, 1.0, "it belongs to another request or another division"),
+        ({"first": 3}, 1.0, "it proves the cells 3 to"),
+    ],
+)
+def test_a_lie_in_a_whole_shard_is_found(raw, parts, tmp_path, header, factor, message):
+    for path in sharding.shard_files(parts):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    liar = tmp_path / shard_name(sharding.STEM, 4, SHARDS)
+    liar.write_bytes(changed(liar.read_bytes(), header, factor))
+    with pytest.raises(attnc.FileError, match=message):
+        sharding.merge_shards(raw, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -149,13 +181,32 @@ def test_shards_of_another_network_are_refused(parts, tmp_path):
     [
         (lambda: attnc.compile(attnc.TableTarget([0, 1, 2], [1, 3, 2]), eps=1e-3), "tables and code are proved in one"),
         (lambda: attnc.compile("x*y*z", dict.fromkeys("xyz", (-1, 1)), 0.1, construction="compose"), "one attention"),
-        (lambda: attnc.compile("sin(x)", {"x": (0, 1)}, 0.1, norm=2), "other norms and boxes are proved in one piece"),
+        (lambda: attnc.compile("sign(x)", {"x": (-1, 1)}, 0.1, norm=2), "shards prove continuous functions"),
     ],
 )
 def test_other_proofs_are_made_in_one_piece(tmp_path, net, message):
     net().save(tmp_path / "net")
     with pytest.raises(attnc.InputError, match=message):
         sharding.write_shard(tmp_path / "net", tmp_path, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("source", "names", "norm", "eps"), [(SOURCE, "xy", 2, 1e-4), ("sin(x*y*z*t)", "xyzt", "inf", 0.02)]
+)
+def test_norms_and_four_variables_are_proved_in_shards(tmp_path, source, names, norm, eps):
+    box = dict.fromkeys(names, (-1, 1))
+    made = attnc.compile(source, box, eps, norm=norm, construction="spectral_grid", proof=False)
+    made.save(tmp_path / "net")
+    found = sharding.prove_all(tmp_path / "net", tmp_path / "parts", 3, None)
+    claim = found.certificate
+    assert claim.observed <= claim.bound <= eps
+    assert sum(term.value for term in claim.terms) <= claim.bound
+    found.save(tmp_path / "net")
+    assert attnc.load(tmp_path / "net").certificate == claim
+    if norm == 2:
+        verdict = attnc_checker.check(tmp_path / "net", processes=1)
+        assert verdict.proved, verdict.reason
+        assert claim.observed * (1 - 1e-2) <= verdict.reproved <= claim.bound
 
 
 def attnc_command(*arguments: object) -> list[str]:

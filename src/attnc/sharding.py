@@ -14,9 +14,11 @@ import math
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 from attnc.constructions.built import Progress
 from attnc.errors import BoundNotMet, FileError, InputError, ProgramError
@@ -24,9 +26,12 @@ from attnc.exports.directory import MAX_SHARD_BYTES, MAX_SHARDS, WEIGHTS, shard_
 from attnc.exports.safe_files import CONFIG, MAX_JSON_BYTES, MAX_TENSOR_BYTES, read_bytes, write_file_whole
 from attnc.loading import load
 from attnc.network import Network
+from attnc.numerics.bound import Term
+from attnc.numerics.intervals import Interval
 from attnc.numerics.quiet import quiet
 from attnc.numerics.threads import one_thread
-from attnc.proofs.cells.dyadic import regions
+from attnc.proofs.cells.dyadic import cell_boxes, regions
+from attnc.proofs.cells.integral import norm_of_leaves
 from attnc.proofs.certificate import Standing
 from attnc.proofs.partition_prover import MAX_PROVED_ANCHORS
 from attnc.proofs.proof import Leaves, Proof
@@ -42,6 +47,8 @@ NUM_SHARDS = 64
 """The number of shards, unless another is chosen. It does not depend on the machine, so that certificates do not."""
 MAX_CELLS = 2**22
 """Most cells of a shard."""
+SAMPLED_LEAVES = 256
+"""Number of leaves of each shard that a merge compares with the network at a random point."""
 STEM = "proof"
 PART = re.compile(STEM + r"\.([1-9][0-9]{0,5})-of-([1-9][0-9]{0,5})\.shard")
 CERTIFICATE_FILE = "certificate.json"
@@ -72,7 +79,7 @@ class ShardTask:
 
     def digest(self, n: int) -> str:
         """Return the hash of everything that the content of a shard depends on, but its number."""
-        asked = [self.request.eps, self.request.observed, self.request.truncation, n]
+        asked = [self.network.certificate.norm, self.request.eps, self.request.observed, self.request.truncation, n]
         stated = [SHARD_FORMAT, self.weights_sha256, self.config_sha256, *asked]
         return hashlib.sha256(json.dumps(stated).encode()).hexdigest()
 
@@ -91,6 +98,8 @@ class ShardTask:
 
     def why_not(self, shard: Shard, k: int, n: int) -> str | None:
         """Return why a shard is not number k of n of this task, or None if it is."""
+        if shard.header["weights_sha256"] != self.weights_sha256:
+            return "it belongs to another network"
         return shard.why_not_of(self.digest(n), regions(self.network.box.d, n)[k - 1])
 
     def stored(self, place: str | os.PathLike[str], k: int, n: int) -> Shard:
@@ -102,13 +111,57 @@ class ShardTask:
             raise FileError(f"{path}: {reason}")
         return shard
 
+    def _require_plausible(self, shard: Shard, name: str) -> None:
+        """Compare a random sample of leaves with the error at a point of each, where f is enclosed."""
+        rng, box = np.random.default_rng(), self.network.box
+        rows = shard.rows[rng.integers(0, len(shard.rows), min(SAMPLED_LEAVES, len(shard.rows)))]
+        centres, radii = cell_boxes(box, rows["level"].astype(np.int64), rows["index"].astype(np.int64))
+        points = np.clip(centres + radii * rng.uniform(-1, 1, radii.shape), box.lo, box.hi)
+        expression = self.target.expression
+        assert expression is not None
+        with quiet():
+            f = expression.ranges(Interval.point(points), violations="infinite")
+            values = self.network.at(points).reshape(f.lo.shape)
+            apart = np.maximum(f.lo - values, values - f.hi).max(axis=1)
+        if (wrong := apart > rows["bound"]).any():
+            n = int(np.argmax(wrong))
+            where = ", ".join(f"{x} = {t:.6g}" for x, t in zip(box.names, points[n], strict=True))
+            raise FileError(
+                f"{name} is wrong: it states the bound {rows['bound'][n]:.6g} on a leaf, and the error at {where} in "
+                f"it is {apart[n]:.6g}. Prove this shard again, on another machine."
+            )
+
     def merged(self, shards: list[Shard]) -> Network:
-        """Return the network with the certificate that all shards make together."""
+        """Return the network with the certificate that all shards make together.
+
+        Raise FileError if a bound of a leaf is below the error at a random point of it: then its maker lies.
+        """
+        for k, shard in enumerate(shards, 1):
+            self._require_plausible(shard, f"shard {k} of {len(shards)}")
         worst, leaves = max(shards, key=lambda shard: shard.bound), ShardedLeaves(tuple(shards))
-        complete = worst.bound <= max(self.request.eps, (1 + self.request.tolerance) * self.request.observed)
-        proof = Proof(worst.bound, worst.terms, Leaves(leaves, leaves.bounds), complete)
+        bound, terms = worst.bound, worst.terms
+        if self.request.p < math.inf:
+            levels = np.concatenate([shard.rows["level"] for shard in shards]).astype(np.int64)
+            bound = norm_of_leaves(self.network.box, self.request.p, levels, leaves.bounds)
+            terms = _weighed_terms(shards, self.request.p, bound)
+        complete = bound <= max(self.request.eps, (1 + self.request.tolerance) * self.request.observed)
+        proof = Proof(bound, terms, Leaves(leaves, leaves.bounds), complete)
         found = proved_by(self.network, proof, self.target)
         return found._with_certificate(dataclasses.replace(found.certificate, standing=Standing.STATED))
+
+
+def _weighed_terms(shards: Sequence[Shard], p: float, bound: float) -> tuple[Term, ...]:
+    """Return the terms of an L_p norm N. The norm n of a region with the terms t adds n^p = n^{p−1}·Σ t to N^p."""
+    found = dict[str, Term]()
+    for shard in shards:
+        norm = sum(term.value for term in shard.terms)
+        for term in shard.terms:
+            added = term.value * (norm / bound) ** (p - 1) if bound > 0 else 0.0
+            before = found[term.name].value if term.name in found else 0.0
+            found[term.name] = dataclasses.replace(term, value=before + added)
+    total = math.fsum(term.value for term in found.values())
+    scale = min(1.0, bound / total) * (1 - 2.0**-40) if total > 0 else 1.0
+    return tuple(dataclasses.replace(term, value=scale * term.value) for term in found.values())
 
 
 def why_not_in_shards(network: Network) -> str | None:
@@ -116,11 +169,12 @@ def why_not_in_shards(network: Network) -> str | None:
     claim = network.certificate
     if network.expression is None and network.definitions is None:
         return "shards prove networks for expressions: tables and code are proved in one piece"
-    if claim.norm != "inf" or not network.box.is_bounded:
-        return "shards prove the largest error on a bounded box: other norms and boxes are proved in one piece"
+    target = _target_of(network)
+    if not network.box.is_bounded or (claim.norm != "inf" and not target.is_continuous):
+        return "shards prove continuous functions on a bounded box: others are proved in one piece"
     is_large = network.num_anchors > MAX_PROVED_ANCHORS
-    if is_large or not LEAVES.accepts(network.program, _target_of(network), _request_of(network)):
-        return "shards prove networks of one attention layer in up to three variables: others are proved in one piece"
+    if is_large or not LEAVES.accepts(network.program, target, _request_of(network)):
+        return "shards prove networks of one attention layer in up to four variables: others are proved in one piece"
     return None
 
 
@@ -131,6 +185,7 @@ def _target_of(network: Network) -> Target:
 def _request_of(network: Network) -> ProofRequest:
     claim = network.certificate
     return ProofRequest(
+        p=float(claim.norm),
         cells=MAX_CELLS,
         eps=network.eps or BESIDE_THEOREM * (claim.bound or 0.0),
         observed=claim.observed or 0.0,

@@ -27,7 +27,7 @@ from attnc.exports.directory import CERTIFICATE, MAX_CERTIFICATES, WEIGHTS, fold
 from attnc.exports.safe_files import CONFIG, sha256_of, write_file_whole
 from attnc.opening import open_regular
 
-MAX_HASHED_BYTES = 2**28
+MAX_HASHED_BYTES = 2**30
 """The largest file of a network that is hashed. The checker reads none that is larger."""
 MAX_RECORDS = 1024
 """Maximum number of records, of which the oldest are deleted first. On most disks a file takes 4 KiB, and all of them

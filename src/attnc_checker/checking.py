@@ -415,7 +415,7 @@ def read(folder: Path, name: str = MAIN, table: Path | None = None) -> Stored:
     claim = _claim_about(
         certificate,
         weights,
-        lambda data, d: read_shards(folder, name, data, d),
+        lambda data, d, bound: read_shards(folder, name, data, d, bound),
         lambda data, ends: RowFile(table or folder / TABLE, data, ends),
     )
     if config.get("variables") != list(claim.variables) or config.get("expression") != claim.expression:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ from attnc_checker.cells import ENCLOSURE, EXCLUDED, TAYLOR, Ends, Leaf, read_le
 from attnc_checker.deep.claims import MAX_STAGES, Stages, read_axes, read_middles, read_stages
 from attnc_checker.files import BadFile, Object, Refused, field, require, typed
 from attnc_checker.rounding import FORMATS
+from attnc_checker.shards import ShardLeaves
 
 NEEDED = "format weights_sha256 expression box dtype norm bound observed terms assumptions method leaves"
 BY_LEAVES, STAGED, AT_POINTS = "proof", "staged proof", "proof at the table's "
@@ -24,8 +26,9 @@ MOST_EXCLUDED = 1 / 16
 NORM = re.compile(r"[0-9]{1,3}(\.[0-9]{1,17})?")
 
 Rows = tuple[tuple[float, ...], ...]
-ReadShards = Callable[[Object, int], Sequence[Leaf]]
-"""Reads the leaves of the shards that a certificate lists, from the certificate and the number of its variables."""
+ReadShards = Callable[[Object, int, float], ShardLeaves]
+"""Reads the leaves of the shards that a certificate lists, from the certificate, the number of its variables and the
+largest bound that a leaf may have."""
 ReadTable = Callable[[Object, tuple[Ends, ...]], Sequence[tuple[float, ...]]]
 """Reads the rows of the table that a certificate states by its hash, from the certificate and the ends of the box."""
 
@@ -218,10 +221,12 @@ def _evidence(
     shards: ReadShards | None,
 ) -> ByLeaves | Stages | AtPoints:
     if "shards" in data:
-        is_plain = method == BY_LEAVES and not sides and data["norm"] == LARGEST_ERROR and shards is not None
-        require(is_plain, "shards are for leaves of a bounded box, the largest error, and a folder of attnc")
+        is_plain = method == BY_LEAVES and not sides and shards is not None
+        require(is_plain, "shards are for leaves of a bounded box, and a folder of attnc")
         assert shards is not None
-        return ByLeaves(shards(data, len(ends)), None, None, None, ends)
+        is_norm = data["norm"] != LARGEST_ERROR
+        found = shards(data, len(ends), math.inf if is_norm else field(data, "bound", float))
+        return ByLeaves(found, found.bounds if is_norm else None, None, None, ends)
     if method == BY_LEAVES:
         leaves = read_leaves(data["leaves"], len(ends), sides)
         are_alike = len({leaf.kind == ENCLOSURE for leaf in leaves}) == 1

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, NamedTuple, TypeGuard, get_args
 
-MAX_JSON, MAX_WEIGHTS, MAX_HEADER = 2**26, 2**28, 2**24
+MAX_JSON, MAX_WEIGHTS, MAX_HEADER = 2**26, 2**30, 2**24
 """Largest numbers of bytes of a JSON file, of the weights, and of their header. The longest certificate that attnc
 writes, for a table of 2^20 numbers, has 28 MB."""
 MAX_VALUES, MAX_NAMES = 2**21, 2**19

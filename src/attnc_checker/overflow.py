@@ -13,8 +13,8 @@ from attnc_checker.forms import Terms
 from attnc_checker.program import AffineLayer, Matrix, Program, SoftmaxLayer, Stream
 from attnc_checker.vectors import most, total
 
-OVERFLOW_LIMITS = {"float64": arb(2) ** 1000, "float32": arb(2) ** 104}
-"""A sum of MAX_TOKENS terms below these numbers does not overflow."""
+OVERFLOW_LIMITS = {"float64": arb(2) ** 1000, "float32": arb(2) ** 102}
+"""A sum of MAX_TOKENS terms below these numbers does not overflow, though every addition may round up."""
 
 
 def require_finite(program: Program, reach: Terms) -> None:

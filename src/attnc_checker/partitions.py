@@ -14,7 +14,7 @@ If computed scores are off by y, and constants of keys are off by r from a sum o
 keys is off by a factor of at most e^{2(y+r)}. A larger g makes up for it. An error of the query is the same for all
 keys. It only moves the point at which scores are taken, and with it the borders of X_m.
 
-No form is made for each key: grids have up to 2^21 of them. Scores and values are linear in the stored numbers of a
+No form is made for each key: grids have up to 2^24 of them. Scores and values are linear in the stored numbers of a
 token, and one key with the largest of these numbers has the sizes and roundings of all.
 """
 
@@ -27,6 +27,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 from flint import arb, fmpq
@@ -49,6 +50,11 @@ LEFT_OUT = 5e-5
 much room for them."""
 MAX_KNOWN = 2**16
 """The ranges of a part of the expression are stored for at most this number of combinations. Each takes 300 bytes."""
+FLOATED, SMALLEST_SLACK = 2.0**-48, 1e-300
+"""Largest error of a distance in floats, in units of the sizes of its parts: a conversion from Arb and a product each
+round by 2^-51, and three sums by 2^-53. The smallest number that is added makes up for underflow."""
+MOST_WAITING = 2**12
+"""The number of cells that wait for a comparison in Arb. Each takes 300 bytes."""
 ANY_KEY = -1
 """The token of the key that stands for all keys."""
 
@@ -168,20 +174,70 @@ class Partition(Prover):
             farthest = (high - value.low).max(value.high - low)
             errors.append(self.leak * farthest + value.rounding(self.arithmetic, self.near, self.leak))
             rooms.append(limit - errors[o])
-        worst = [arb(0)] * len(errors)
+
+        def refined(o: int, place: tuple[int, ...], row: tuple[fmpq]) -> arb:
+            part = Box.between([side[n][1] for side, n in zip(sides, place, strict=True)])
+            return self.distance(o, row, part, rooms[o])
+
+        worst = [_Farthest(*each, partial(refined, o)) for o, each in enumerate(zip(self.values, rooms, strict=True))]
         for place, ranges in _Evaluation(self.function, [[ends for _, ends in rows] for rows in sides]).cells():
             rows = [side[n][0] for side, n in zip(sides, place, strict=True)]
-            for o, (low, high) in enumerate(ranges):
-                v = self.values[o].at(rows)
-                found = (high - v).max(v - low)
-                if not found <= rooms[o]:
-                    part = Box.between([side[n][1] for side, n in zip(sides, place, strict=True)])
-                    found = self.distance(o, (self.values[o].own(rows),), part, rooms[o])
-                    if not found <= rooms[o]:
-                        return found + errors[o]  # above the limit, or unknown: other cells need not be compared
-                if not found <= worst[o]:
-                    worst[o] = found.upper()
-        return most(map(operator.add, worst, errors))
+            for o, ends in enumerate(ranges):
+                if (above := worst[o].add(place, rows, ends)) is not None:
+                    return above + errors[o]  # above the limit, or unknown: other cells need not be compared
+        return most(map(operator.add, (each.settled() for each in worst), errors))
+
+
+class _Farthest:
+    """The largest |f − v_k| on the cells of a leaf, in one output.
+
+    A float bound of it, with an a-priori bound of rounding, tells for most cells that another one is worse. Arb decides
+    the others.
+    """
+
+    def __init__(self, value: _Values, room: arb, refined: Callable[[tuple[int, ...], tuple[fmpq]], arb]) -> None:
+        self.value, self.room, self.refined = value, room, refined
+        self.found, self.least, self.waiting = arb(0), 0.0, list[tuple[float, list[int], Range]]()
+        self.sure = float(room) * (1 - 8 * FLOATED) if room > 0 else -math.inf
+
+    def add(self, place: tuple[int, ...], rows: list[int], ends: Range) -> arb | None:
+        """Compare f with the value of a cell. Return a number above the limit if there is no bound below it."""
+        low, high = map(float, ends)
+        v = self.value.nearly(rows)
+        slack = FLOATED * (abs(low) + abs(high) + self.value.nearly_largest) + SMALLEST_SLACK
+        bound = max(high - v, v - low) + slack
+        if bound <= self.least:
+            return None
+        if bound <= self.sure:
+            self.least = max(self.least, bound - 2 * slack)  # the cell has at least this distance
+            self.waiting.append((bound, rows, ends))
+            if len(self.waiting) >= MOST_WAITING:
+                self.settled()
+            return None
+        found = self._distance(rows, ends)
+        if not found <= self.room:
+            found = self.refined(place, (self.value.own(rows),))
+            if not found <= self.room:
+                return found
+        self._raise(found)
+        return None
+
+    def settled(self) -> arb:
+        """Return the largest distance so far."""
+        for bound, rows, ends in sorted(self.waiting, reverse=True, key=operator.itemgetter(0)):
+            if bound <= float(self.found) * (1 - 8 * FLOATED):
+                break
+            self._raise(self._distance(rows, ends))
+        self.waiting.clear()
+        return self.found
+
+    def _distance(self, rows: list[int], ends: Range) -> arb:
+        v = self.value.at(rows)
+        return (ends[1] - v).max(v - ends[0])
+
+    def _raise(self, found: arb) -> None:
+        if not found <= self.found:
+            self.found = found.upper()
 
 
 @dataclass(frozen=True)
@@ -220,7 +276,22 @@ class _Values:
     def own(self, rows: Sequence[int]) -> fmpq:
         """Return the value of a cell without the constant of the output."""
         x = self.numbers[sum(map(int.__mul__, rows, self.strides))]
-        return self.factor * exact(x)
+        return self.factor * fmpq(*x.as_integer_ratio())
+
+    def nearly(self, rows: Sequence[int]) -> float:
+        """Return the value of a cell in floats."""
+        factor, constant = self.floats
+        return factor * self.numbers[sum(map(int.__mul__, rows, self.strides))] + constant
+
+    @cached_property
+    def floats(self) -> tuple[float, float]:
+        return float(arb(self.factor)), float(arb(self.constant))
+
+    @cached_property
+    def nearly_largest(self) -> float:
+        """At least the size of the parts of all values in floats, up to rounding."""
+        factor, constant = self.floats
+        return abs(factor) * max(max(self.numbers), -min(self.numbers)) + abs(constant)
 
     def at(self, rows: Sequence[int]) -> arb:
         return arb(self.own(rows) + self.constant)
@@ -276,7 +347,8 @@ def _grid(keys: Keys, d: int) -> tuple[list[list[Line]], _Place, fmpq]:
     require(min(key_at) >= 0, "the keys of the last head are not all combinations of rows")
 
     def constant_at(n: int) -> fmpq:
-        return sum((factor * exact(column[key_at[n]]) for factor, column in shared), fmpq(0))
+        read = ((factor, column[key_at[n]]) for factor, column in shared)  # too many numbers for the cache of `exact`
+        return sum((factor * fmpq(*x.as_integer_ratio()) for factor, x in read), fmpq(0))
 
     first, along, rows = constant_at(0), list[list[fmpq]](), list[list[Line]]()
     for line, stride in zip(lines, strides, strict=True):

@@ -15,7 +15,7 @@ from flint import arb, fmpq
 
 from attnc_checker.files import BadFile, Refused, Tensor, are_sizes, require
 
-MAX_TOKENS = 2**21
+MAX_TOKENS = 3 * 2**22
 """Largest number of tokens or channels of one layer. OVERFLOW_LIMITS rely on sums of at most as many terms."""
 MAX_LAYERS = 64
 """Largest number of layers of one stream. It bounds the time that a small file can cost. The corpus has up to 11."""

@@ -55,6 +55,11 @@ class ShardLeaves(Sequence[Leaf]):
     def __len__(self) -> int:
         return self.ends[-1]
 
+    @property
+    def bounds(self) -> tuple[float, ...]:
+        """The bounds of all leaves, which L_p norms need."""
+        return tuple(itertools.chain.from_iterable(shard.bounds() for shard in self.shards))
+
     @overload
     def __getitem__(self, n: int) -> Leaf: ...
     @overload
@@ -70,8 +75,9 @@ class ShardLeaves(Sequence[Leaf]):
         raise IndexError(n)
 
 
-def read_shards(folder: Path, name: str, data: Object, d: int) -> ShardLeaves:
-    """Read the shards that the certificate `name` lists. Refuse unless they divide the box into leaves.
+def read_shards(folder: Path, name: str, data: Object, d: int, bound: float) -> ShardLeaves:
+    """Read the shards that the certificate `name` lists. Refuse unless they divide the box into leaves,
+    each with a bound that is at most `bound`.
 
     Everything is counted in integers: regions follow each other from the first cell to the last, and the leaves of each
     divide its region.
@@ -80,7 +86,7 @@ def read_shards(folder: Path, name: str, data: Object, d: int) -> ShardLeaves:
     require(0 < len(entries) <= MAX_SHARDS, f"there are {len(entries):,} shards, not 1 to {MAX_SHARDS:,}", BadFile)
     require(not data["leaves"] and not data.get("leaf_bounds"), "a certificate has leaves of its own or shards")
     found, end, levels = list[Records](), 0, set[int]()
-    bound, stem, count = field(data, "bound", float), name.removesuffix(".json"), len(entries)
+    stem, count = name.removesuffix(".json"), len(entries)
     for k, entry in enumerate(entries, 1):
         file = f"{stem}.{k}-of-{count}.shard"
         if field(entry, "file", str, f"shards[{k - 1}].") != file:

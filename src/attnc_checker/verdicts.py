@@ -24,7 +24,7 @@ from attnc_checker.proving import AT_ONCE, Job, Proof
 FORMAT = "attnc.verdict/1"
 VERDICTS = "verdicts"
 NAME = re.compile(r"([1-9][0-9]{0,5})-of-([1-9][0-9]{0,5})\.json")
-MAX_FILE = 2**28
+MAX_FILE = 2**30
 """Largest number of bytes of a file that a verdict is about."""
 SAMPLE = 16
 """The number of blocks that a merge proves again. If a tenth of the blocks is wrong, it finds one with 81 %."""

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
-import multiprocessing
-import os
 import platform
-import signal
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
 
 import attnc
+from attnc.scheduling import LOCAL, finished, require_cluster
 from attnc_lab.catalogue import EXPERIMENTS, named
 from attnc_lab.costs import metered
 from attnc_lab.experiment import PROFILES, Cell, Experiment, Row
@@ -25,11 +19,13 @@ from attnc_lab.folder import Folder
 Progress = Callable[[str, float], None]
 Measured = tuple[list[Row], str | None]
 """The rows of a cell, and the reason if there are none."""
-Submit = Callable[[str, Cell, int], Future[Measured]]
+Job = tuple[str, Cell, int]
+"""The name of an experiment, a cell and the seed."""
+Place = tuple[int, int]
+"""The number of an experiment, and that of a cell among its missing cells."""
+Start = Callable[[dict[Place, Job]], Iterable[tuple[Place, Measured]]]
 PACKAGES = ("numpy", "scipy", "torch", "matplotlib", "jinja2")
 """The packages whose versions may change the numbers."""
-CONNECT_SECONDS = 10
-"""The time that a scheduler has to answer. It is far more than a network needs."""
 ONE_AT_A_TIME = threading.Lock()
 
 
@@ -100,9 +96,14 @@ def run(
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
         raise attnc.InputError(f"seed must be a whole number from 0 to 2³²−1, found {seed!r}")
     found = versions()
-    with _processes(processes) if cluster is None else _cluster(cluster) as executor:
-        folder = Folder.open(Path(out), profile, seed, found, command)
-        _measure(folder, experiments, lambda *job: executor.submit(measure_cell, *job), progress)
+    require_cluster(cluster or LOCAL)
+    folder = Folder.open(Path(out), profile, seed, found, command)
+    _measure(
+        folder,
+        experiments,
+        lambda jobs: finished(measure_cell, jobs, cluster or LOCAL, processes, failed=_failure),
+        progress,
+    )
     return folder
 
 
@@ -117,40 +118,35 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _measure(folder: Folder, experiments: Sequence[Experiment], submit: Submit, progress: Progress | None) -> None:
-    waiting: dict[Future[Measured], tuple[Experiment, Cell]] = {}
-    for experiment in experiments:
+def _measure(folder: Folder, experiments: Sequence[Experiment], start: Start, progress: Progress | None) -> None:
+    """Measure the missing cells, and write each into the folder. Raise RunFailed at the end if some failed."""
+    jobs, failures = dict[Place, Job](), list[str]()
+    for place, experiment in enumerate(experiments):
         cells = folder.missing(experiment)
-        waiting |= {submit(experiment.name, cell, folder.seed): (experiment, cell) for cell in cells}
+        jobs |= {(place, number): (experiment.name, cell, folder.seed) for number, cell in enumerate(cells)}
         if not cells:
             folder.finish(experiment)
-    failures = []
-    for done, future in enumerate(as_completed(waiting), 1):
-        experiment, cell = waiting[future]
-        rows, failure = _result(future, folder)
-        if failure is None:
-            folder.add(experiment, cell, rows)
-        else:
-            failures.append(f"{experiment.name} {dict(cell)}: {failure}")
-        if progress:
-            progress(experiment.name, done / len(waiting))
+    try:
+        for done, (key, (rows, failure)) in enumerate(start(jobs) if jobs else (), 1):
+            experiment, (name, cell, _) = experiments[key[0]], jobs[key]
+            if failure is None:
+                folder.add(experiment, cell, rows)
+            else:
+                failures.append(f"{name} {dict(cell)}: {failure}")
+            if progress:
+                progress(name, done / len(jobs))
+    except attnc.FileError as error:
+        raise RunFailed(f"{error} The finished cells are in {folder.path}.") from None
     if failures:
         raise RunFailed(
-            f"{len(failures)} of {len(waiting)} cells could not be measured; the others are in {folder.path}, and the "
+            f"{len(failures)} of {len(jobs)} cells could not be measured; the others are in {folder.path}, and the "
             f"same command tries these again. The first:\n{failures[0]}"
         )
 
 
-def _result(future: Future[Measured], folder: Folder) -> Measured:
-    try:
-        return future.result()
-    except BrokenProcessPool:
-        raise RunFailed(
-            f"a worker process died (out of memory, or killed). The finished cells are in {folder.path}: the same "
-            "command goes on from there."
-        ) from None
-    except Exception as error:  # a worker of the cluster was lost
-        return [], f"{type(error).__name__}: {error}"
+def _failure(error: Exception) -> Measured:
+    """Return the result of a cell whose worker of the cluster was lost."""
+    return [], f"{type(error).__name__}: {error}"
 
 
 def measure_cell(name: str, cell: Cell, seed: int) -> Measured:
@@ -170,54 +166,3 @@ def measure_cell(name: str, cell: Cell, seed: int) -> Measured:
         return [{**rows[0], **costs}, *rows[1:]] if rows else rows, None
     except Exception:
         return [], traceback.format_exc(limit=-4)
-
-
-@contextmanager
-def _processes(count: int | None) -> Iterator[Executor]:
-    """Start processes that end at once when they are interrupted, or when the process that started them ends."""
-    pool = ProcessPoolExecutor(
-        count or os.cpu_count() or 1, mp_context=multiprocessing.get_context("spawn"), initializer=_begin_worker
-    )
-    others = set(multiprocessing.active_children())
-    try:
-        yield pool
-    except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)
-        for worker in set(multiprocessing.active_children()) - others:
-            worker.terminate()  # its cell is not finished, and nobody waits for it
-        raise
-    pool.shutdown()
-
-
-def _begin_worker() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def follow() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=follow, daemon=True).start()
-
-
-@contextmanager
-def _cluster(address: str) -> Iterator[Executor]:
-    """Connect to a dask.distributed scheduler that has workers."""
-    try:
-        client = importlib.import_module("distributed").Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
-    except ImportError as error:
-        raise attnc.MissingExtra("a cluster needs", "distributed", "cluster", error) from None
-    except (OSError, ValueError, TypeError) as error:
-        raise attnc.InputError(
-            f"no dask scheduler answers at {address!r} ({type(error).__name__}: {error}). Start one with `dask "
-            "scheduler`, and workers with `dask worker ADDRESS`; nothing was run."
-        ) from None
-    try:
-        if not client.scheduler_info()["workers"]:
-            raise attnc.InputError(
-                f"the scheduler at {address!r} has no workers: start some with `dask worker {address}`"
-            )
-        yield client.get_executor(pure=False)
-    finally:
-        client.close()

@@ -1,4 +1,5 @@
-"""make attack, or python -m attack [--minutes N] [--seed S] [--processes N] [--only honest|forged] [--out FILE].
+"""make attack, or python -m attack [--minutes N] [--seed S] [--processes N] [--only honest|forged] [--cluster A]
+[--out FILE].
 
 Random networks are compiled, searched for errors above their bounds, and re-proved. Files of networks are forged, and
 the checker has to refuse every false one. Counts are printed every minute and at the end, and are kept in the file with
@@ -22,6 +23,7 @@ from attack.grammar import random_case
 from attack.honest import warm_up
 from attack.jobs import run_all, run_job
 from attack.tally import Tally
+from attnc.scheduling import LOCAL
 
 KINDS = ("honest", "forged")
 
@@ -31,14 +33,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=60.0, help="how long to attack (default: 60)")
     parser.add_argument("--seed", type=int, default=0, help="the seed of all random choices (default: 0)")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="default: one for each core")
+    parser.add_argument("--cluster", default=LOCAL, help="the address of a dask scheduler (workers with --no-nanny)")
     parser.add_argument("--only", choices=KINDS, help="only honest networks, or only forged files")
     parser.add_argument("--out", type=Path, default=Path("attack.json"), help="the file of the counts and failures")
     parser.add_argument("--job", metavar="KIND:NUMBER", help="run one job in this process, and print its result")
     chosen = parser.parse_args(arguments)
     if chosen.processes < 1:
         parser.error(f"--processes must be at least 1, found {chosen.processes}")
-    warm_up()
     if chosen.job:
+        warm_up()
         kind, _, number = chosen.job.partition(":")
         if kind == "honest":
             print(random_case(chosen.seed, int(number)))
@@ -55,7 +58,8 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"\n{tally}", flush=True)
 
     try:
-        run_all(tally, [chosen.only] if chosen.only else list(KINDS), chosen.processes, 60 * chosen.minutes, report)
+        kinds = [chosen.only] if chosen.only else list(KINDS)
+        run_all(tally, kinds, chosen.processes, 60 * chosen.minutes, report, cluster=chosen.cluster)
     except KeyboardInterrupt:
         print("\ninterrupted")
     tally.write(chosen.out)

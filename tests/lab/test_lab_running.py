@@ -9,8 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from attnc import scheduling
 from attnc.errors import FileError, InputError
+from attnc.scheduling import finished
 from attnc_lab import running
 from attnc_lab.experiment import Experiment, Status, Table, Verdict, fit_power
 from attnc_lab.folder import Folder, from_csv, to_csv
@@ -37,16 +38,16 @@ def experiment(name: str, count: int) -> Experiment:
     )
 
 
-def at_once(called: list[Any], fails: Callable[[int], bool] = lambda k: False) -> Callable[..., Future[Any]]:
-    """Return a submit that measures at once, and notes the cells that it was asked for."""
+def at_once(called: list[Any], fails: Callable[[int], bool] = lambda k: False) -> running.Start:
+    """Return a start of jobs that measures at once, and notes the cells that it was asked for."""
 
-    def submit(name: str, cell: Any, seed: int) -> Future[Any]:
-        called.append((name, cell["k"]))
-        future: Future[Any] = Future()
-        future.set_result(([], "no luck") if fails(cell["k"]) else (experiment(name, 0).measure(cell, seed), None))
-        return future
+    def start(jobs: dict[running.Place, running.Job]) -> Iterator[tuple[running.Place, running.Measured]]:
+        for key, (name, cell, seed) in jobs.items():
+            called.append((name, cell["k"]))
+            rows: Any = experiment(name, 0).measure(cell, seed)
+            yield key, ([], "no luck") if fails(cell["k"]) else (rows, None)
 
-    return submit
+    return start
 
 
 def open_run(path: Path, **changed: Any) -> Folder:
@@ -194,7 +195,7 @@ def test_an_interrupt_says_how_to_go_on(tmp_path: Path) -> None:
 
 def test_an_unreachable_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("distributed")
-    monkeypatch.setattr(running, "CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr(scheduling, "CONNECT_SECONDS", 0.5)
     for address in ("tcp://127.0.0.1:9", "nonsense://x"):
         with pytest.raises(InputError, match="no dask scheduler answers"):
             running.run(["selection"], tmp_path / "run", cluster=address)
@@ -221,18 +222,20 @@ def test_a_cluster_gives_the_same_numbers(tmp_path: Path) -> None:
     assert measured(there.path / "range_length.csv") == measured(here.path / "range_length.csv")
 
 
-def test_a_lost_worker_loses_nothing_else(tmp_path: Path) -> None:
-    made, called = experiment("squares", 3), []
+def lost(*_: Any) -> Any:
+    raise RuntimeError("the worker was lost")
 
-    def submit(name: str, cell: Any, seed: int) -> Future[Any]:
-        future = at_once(called)(name, cell, seed)
-        if cell["k"] == 1:
-            future = Future()
-            future.set_exception(RuntimeError("the worker was lost"))
-        return future
+
+def test_a_lost_worker_loses_nothing_else(tmp_path: Path) -> None:
+    made, measure = experiment("squares", 3), at_once([])
+
+    def start(jobs: dict[running.Place, running.Job]) -> Iterator[tuple[running.Place, running.Measured]]:
+        first, second, third = jobs
+        yield from measure({first: jobs[first], third: jobs[third]})
+        yield from finished(lost, {second: jobs[second]}, None, failed=running._failure)
 
     with pytest.raises(running.RunFailed, match=r"1 of 3 cells(.|\n)*worker was lost"):
-        running._measure(open_run(tmp_path / "run"), [made], submit, None)
+        running._measure(open_run(tmp_path / "run"), [made], start, None)
     assert open_run(tmp_path / "run").missing(made) == [{"k": 1}]
 
 

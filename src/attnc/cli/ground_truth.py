@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from attnc.cli.commands import app
-from attnc.cli.options import Command, Group, Json, completed, one_of
+from attnc.cli.options import Command, Group, Json, completed, one_of, optional
 from attnc.cli.output import plain_table, print_json, print_parts, progress_bar, say
 
 DISGUISE_NAMES = ("plain", "superposed", "split", "decoys", "noisy", "rotated", "skewed", "combined")
@@ -51,6 +51,13 @@ def make_command(
             show_default=False,
         ),
     ] = None,
+    cluster: Annotated[
+        str | None,
+        optional(
+            "Make the models in parallel: local is this machine, else the address of a dask.distributed scheduler.",
+            metavar="ADDRESS",
+        ),
+    ] = None,
     json_output: Json = False,
 ) -> None:
     """Write models that plain transformers loads, with public tasks, and answers in a folder of their own.
@@ -60,7 +67,7 @@ def make_command(
     with progress_bar("making models") as progress:
         from attnc import groundtruth
 
-        rows = groundtruth.make(count, seed, out, disguises=disguise, progress=progress)
+        rows = groundtruth.make(count, seed, out, disguises=disguise, progress=progress, cluster=cluster)
     if json_output:
         print_json(rows)
         return

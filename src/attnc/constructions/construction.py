@@ -22,7 +22,7 @@ from attnc.ir.shapes import key_counts
 from attnc.numerics.limits import check_time
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.proofs.cells.branching import MOST_PROOF_CELLS
-from attnc.proofs.leaves_prover import MAX_VARIABLES
+from attnc.proofs.leaves_prover import FEW_VARIABLES
 from attnc.proofs.observed import sample_points
 from attnc.targets.box import Box
 from attnc.targets.target import Target
@@ -499,7 +499,7 @@ def for_eps(theorem: Callable[..., Built]) -> Callable[[Target, Request], Built]
 def _cells_to_prove(target: Target, eps: float) -> float:
     """Return the number of cells of a proof from given constants. On each, f is within eps/2 of its interpolant."""
     d, r, given = target.box.d, 0.0, target.interpolated
-    if len(target.output_shape) > 1 or d > MAX_VARIABLES or given is None:
+    if len(target.output_shape) > 1 or d > FEW_VARIABLES or given is None:
         return math.inf
     if given.lipschitz is not None:
         r = eps / (2 * max(given.lipschitz, 1e-300) * math.sqrt(d))
@@ -574,10 +574,10 @@ def largest_error(target: Target, request: Request) -> str | None:
 def summable(target: Target, request: Request) -> str | None:
     """The condition that the prover can bound an L_p norm without a theorem of the construction."""
     is_known = target.expression is not None or target.given is not None
-    if request.p == math.inf or (is_known and target.box.d <= MAX_VARIABLES):
+    if request.p == math.inf or (is_known and target.box.d <= FEW_VARIABLES):
         return None
     kinds = "expressions, and for functions with a given constant,"
-    return f"has proofs in an L_p norm only for {kinds} in up to {MAX_VARIABLES} variables"
+    return f"has proofs in an L_p norm only for {kinds} in up to {FEW_VARIABLES} variables"
 
 
 def refuse(name: str, target: Target, request: Request, *conditions: Requirement) -> None:

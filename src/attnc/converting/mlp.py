@@ -31,7 +31,7 @@ from attnc.network import Network
 from attnc.numerics.arrays import Float
 from attnc.numerics.rounding import up
 from attnc.proofs.certificate import Certificate
-from attnc.proofs.leaves_prover import MAX_VARIABLES
+from attnc.proofs.leaves_prover import FEW_VARIABLES
 from attnc.targets.box import Box, BoxLike
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.expression import Expression
@@ -168,7 +168,7 @@ def expression_target(stages: Sequence[Stage], box: Box) -> ExpressionTarget | N
     first, *rest = stages
     if len(rest) > 1 or any(stage.solved is not None for stage in rest):
         return None
-    if first.solved is None or len(first.b) > MAX_PROVED_UNITS or box.d > MAX_VARIABLES:
+    if first.solved is None or len(first.b) > MAX_PROVED_UNITS or box.d > FEW_VARIABLES:
         return None
     assert first.carried is not None
     outputs = []

@@ -36,6 +36,7 @@ from attnc.numerics.arrays import Float
 from attnc.numerics.threads import one_thread
 from attnc.proofs.certificate import Certificate
 from attnc.proofs.proof import Proof
+from attnc.scheduling import finished
 from attnc.stock.exporting import ASSUMPTIONS, DTYPE
 from attnc.targets.box import Box
 from attnc.targets.expression_target import ExpressionTarget
@@ -116,9 +117,15 @@ class Pairs:
         }
 
 
-@one_thread()
 def make(
-    count: int, seed: int, out: PathLike, *, disguises: Sequence[str] | None = None, progress: Progress | None = None
+    count: int,
+    seed: int,
+    out: PathLike,
+    *,
+    disguises: Sequence[str] | None = None,
+    progress: Progress | None = None,
+    cluster: str | None = None,
+    processes: int | None = None,
 ) -> list[dict[str, Any]]:
     """Write a benchmark of models whose circuits and causal variables are known.
 
@@ -134,6 +141,10 @@ def make(
         Names of disguises; by default all of them, and the plain model.
     progress : callable, optional
         Called during the work, with the current step and the fraction of it that is done.
+    cluster : str, optional
+        "local" for processes of this machine, or the address of a dask.distributed scheduler; by default this process.
+    processes : int, optional
+        The number of processes on this machine. By default one for each core.
 
     Returns
     -------
@@ -165,17 +176,18 @@ def make(
         )
     if reason := why_not_writable(out, BENCHMARK):
         raise InputError(f"cannot make a benchmark: {reason}")
-    variants = []
-    for number in range(count):
+    order = _rng(seed, "names").permutation(count * len(wanted))
+    names = [f"m{place:0{NAME_DIGITS}d}" for place in np.argsort(order).tolist()]
+    tasks = {n: (n, seed, wanted, names[n * len(wanted) : (n + 1) * len(wanted)]) for n in range(count)}
+    models = dict[str, tuple[dict[str, bytes], dict[str, Any]]]()
+    for done, (_, found) in enumerate(finished(models_of, tasks, cluster, processes), 1):
+        models |= found
         if progress is not None:
-            progress("making models", number / count)
-        variants += made(number, seed, wanted)
-    order = _rng(seed, "names").permutation(len(variants))
+            progress("making models", done / count)
     files, rows = dict[str, bytes](), list[dict[str, Any]]()
-    for place, index in enumerate(order.tolist()):
-        name = f"m{place:0{NAME_DIGITS}d}"
-        files |= _files(name, variants[index])
-        rows.append(_row(name, variants[index]))
+    for name in sorted(models):
+        files |= models[name][0]
+        rows.append(models[name][1])
     files[INDEX] = json_bytes({"format": INDEX_FORMAT, "models": [row["name"] for row in rows]}, INDEX)
     if progress is not None:
         progress("writing", 1.0)
@@ -187,6 +199,15 @@ def _rng(seed: int, *purpose: int | str) -> np.random.Generator:
     """Return a generator of its own for each purpose."""
     words = [part if isinstance(part, int) else int.from_bytes(part.encode(), "little") for part in purpose]
     return np.random.default_rng(np.random.SeedSequence([seed, *words]))
+
+
+@one_thread()
+def models_of(
+    number: int, seed: int, disguises: Sequence[str], names: Sequence[str]
+) -> dict[str, tuple[dict[str, bytes], dict[str, Any]]]:
+    """Return the files and the row of every model of one expression, by the names of the models."""
+    variants = zip(names, made(number, seed, disguises), strict=True)
+    return {name: (_files(name, variant), _row(name, variant)) for name, variant in variants}
 
 
 def made(number: int, seed: int, disguises: Sequence[str]) -> list[Variant]:

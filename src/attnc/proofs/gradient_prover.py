@@ -27,7 +27,7 @@ from attnc.proofs.cells.branching import Budget, branch_and_bound
 from attnc.proofs.cells.kind import Kind
 from attnc.proofs.kinds.gradient import ExcludedKind, GradientKind
 from attnc.proofs.kinds.taylor import choose_order
-from attnc.proofs.leaves_prover import MAX_VARIABLES
+from attnc.proofs.leaves_prover import FEW_VARIABLES
 from attnc.proofs.observed import observed_gradient_error, sample_points
 from attnc.proofs.proof import Excluded, GradientProof, Leaves, proof_by_leaves
 from attnc.proofs.prover import num_softmaxes, require_same_shapes
@@ -81,9 +81,9 @@ def require_gradient(target: Target) -> Expression:
         )
     if not target.box.is_bounded:
         raise NoGradientError(f"{about} on {target.box}: the box is infinite. Choose finite ends, or use norm='inf'.")
-    if target.box.d > MAX_VARIABLES:
+    if target.box.d > FEW_VARIABLES:
         raise NoGradientError(
-            f"{about}: it has {target.box.d} variables, and gradients are proved in 1 to {MAX_VARIABLES}. Fix some "
+            f"{about}: it has {target.box.d} variables, and gradients are proved in 1 to {FEW_VARIABLES}. Fix some "
             "of them, or use norm='inf'."
         )
     try:

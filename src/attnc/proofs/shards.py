@@ -75,9 +75,15 @@ class Shard:
         """Read a file. Raise FileError if it is cut, or states a field that does not fit its leaves."""
         shard = cls(content)
         try:
-            header, rows = shard.header, shard.rows
+            header = shard.header
+            if header["format"] != SHARD_FORMAT:
+                raise FileError(
+                    f"{name} has the format {header['format']!r:.40}, not {SHARD_FORMAT!r}: prove it again with this "
+                    "version of attnc"
+                )
+            rows = shard.rows
             numbers = [header[field] for field in ("variables", "level", "first", "after", "leaves")]
-            fits = header["format"] == SHARD_FORMAT and all(type(x) is int and x >= 0 for x in numbers)
+            fits = all(type(x) is int and x >= 0 for x in numbers)
             fits = fits and header["leaves"] == len(rows) > 0 and header["variables"] > 0
             fits = fits and bool((rows["kind"] < len(STORED_KINDS)).all() and (rows["level"] <= MAX_LEVEL).all())
             fits = fits and float(header["bound"]) == float(rows["bound"].max())
@@ -124,7 +130,7 @@ class Shard:
     def why_not_of(self, task_sha256: str, region: Region) -> str | None:
         """Return why this is not the shard of a region in a task, or None if it is. Coverage is counted in integers."""
         if self.header["task_sha256"] != task_sha256:
-            return "it belongs to another network, another request, or another division into shards"
+            return "it belongs to another request or another division into shards, or another version of attnc made it"
         if self.region != region:
             first, after = self.region.first, self.region.after
             return f"it proves the cells {first} to {after}, not {region.first} to {region.after}: it was renamed"

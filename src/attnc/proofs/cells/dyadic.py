@@ -82,6 +82,10 @@ class Region:
             index = children(index)
         return index
 
+    def share(self, d: int) -> float:
+        """Return the volume of the region in units of that of the box."""
+        return (self.after - self.first) / 2.0 ** (d * self.level)
+
     @staticmethod
     def numbers(index: Int[np.ndarray, "cells d"], level: int) -> Int[np.ndarray, " cells"]:
         """Return the numbers of cells in the order of `cells`."""

@@ -29,7 +29,7 @@ from attnc.proofs.cells.branching import (
     best_of,
     next_batch,
 )
-from attnc.proofs.cells.dyadic import cells, children, volumes
+from attnc.proofs.cells.dyadic import Region, children, volumes
 from attnc.proofs.cells.kind import SHARP, Kind
 from attnc.proofs.margins import SMALL_LEAVES
 from attnc.targets.box import Box
@@ -65,10 +65,15 @@ def bound_integral(
     start_level: int | None = None,
     budget: Budget | None = None,
 ) -> Covering:
-    """Bound the L_p norm by at most `goal` or, if that is impossible, by little more than leaves can prove at best."""
+    """Bound the L_p norm by at most `goal` or, if that is impossible, by little more than leaves can prove at best.
+
+    If the budget has a region, the norm is over this region alone.
+    """
     d, budget = box.d, budget or Budget()
     level = int(math.log2(_FIRST_CELLS) / d) if start_level is None else start_level
-    first, _ = best_of(kinds, box, level, cells(d, level), SHARP)
+    region = budget.region or Region(0, 0, 1)
+    level = max(level, region.level)
+    first, _ = best_of(kinds, box, level, region.cells(d, level), SHARP)
     unit = float(np.max(first.upper, where=np.isfinite(first.upper), initial=TINIEST))  # powers are of b_C/unit
     adds = _adds(first, p, unit, box)
     known, examined, complete = _WeighedCells(**vars(first), adds=adds, gains=adds), len(first), True
@@ -103,11 +108,22 @@ def bound_integral(
     return Covering(box, kinds, known, complete, norm=norm, shares=shares)
 
 
+def norm_of_leaves(box: Box, p: float, level: Int[np.ndarray, " cells"], bounds: Float[np.ndarray, " cells"]) -> float:
+    """Return the bound of an L_p norm that follows from bounds on cells of a box without knots, rounded up."""
+    unit = float(np.max(bounds, initial=TINIEST))
+    return _norm(box, p, unit, float(_weighed(np.ldexp(1.0, -box.d * level), bounds, p, unit).sum()) * SUMMED)
+
+
 def _adds(found: CellBounds, p: float, unit: float, box: Box) -> Float[np.ndarray, " cells"]:
     """Return vol(C)·(b_C/unit)^p, rounded up. Volumes are in units of that of the box."""
+    return _weighed(volumes(box, found.level, found.index), found.upper.max(axis=1), p, unit)
+
+
+def _weighed(
+    volume: Float[np.ndarray, " cells"], bounds: Float[np.ndarray, " cells"], p: float, unit: float
+) -> Float[np.ndarray, " cells"]:
     with quiet():
-        powers = up(up(found.upper.max(axis=1) / unit) ** p, LIBM_ULPS)
-        return np.asarray(up(volumes(box, found.level, found.index) * powers))
+        return np.asarray(up(volume * up(up(bounds / unit) ** p, LIBM_ULPS)))
 
 
 def _norm(box: Box, p: float, unit: float, total: float) -> float:
