@@ -112,7 +112,7 @@ def swap(stated):
         (lambda net: edit(net, lambda stated: stated["shards"].pop()), "shards were reordered"),
         (lambda net: edit(net, lambda stated: stated["shards"].clear()), "there are 0 shards"),
         (lambda net: edit(net, lambda stated: stated.update(bound=stated["bound"] * 0.5, observed=0.0)), "has a bound"),
-        (lambda net: edit(net, lambda stated: stated.update(norm="2")), "shards are for leaves of a bounded box"),
+        (lambda net: edit(net, lambda stated: stated.update(norm="2")), "the leaves add up to the norm"),
         (lambda net: edit(net, lambda stated: stated.update(leaves=[["taylor", 4, 0, 0]])), "own or shards"),
     ],
 )
