@@ -21,7 +21,7 @@ from starlette.routing import Route
 
 import attnc
 from attnc_playground import verify_page
-from attnc_playground.limits import MAX_BODY, Limits
+from attnc_playground.limits import MAX_BODY, MAX_DISCARDED, Limits
 from attnc_playground.openapi import document
 from attnc_playground.pool import Answer, Answers, NotStarted, Pool, QueueFull, refused
 from attnc_playground.requests import BadRequest, as_fields, read
@@ -191,13 +191,18 @@ async def respond(request: Request, answers: Answers, limits: Limits) -> Respons
 
 
 async def _body(request: Request) -> bytes | None:
-    """Return the body, or None as soon as it is larger than allowed."""
-    parts = bytearray()
+    """Return the body, or None if it is larger than allowed.
+
+    Some of what is too much is read, and not kept: a client that still sends when the connection closes gets no answer.
+    """
+    parts, size = bytearray(), 0
     async for part in request.stream():
-        parts += part
-        if len(parts) > MAX_BODY:
-            return None
-    return bytes(parts)
+        size += len(part)
+        if size <= MAX_BODY:
+            parts += part
+        elif size > MAX_DISCARDED:
+            break
+    return bytes(parts) if size <= MAX_BODY else None
 
 
 async def _left(request: Request) -> None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 MAX_BODY = 2**16
 """Largest body of a request in bytes. The largest honest one, 40 points for a regression, has 2,000."""
+MAX_DISCARDED = 2**23
+"""Bytes of a body after which the connection is closed. The client of a smaller body reads why it was refused."""
 MAX_EXPRESSION = 500
 """Largest number of characters of an expression. A line on the page shows about 80."""
 MAX_VARIABLES = 4
