@@ -108,11 +108,6 @@ class Visit:
         self.page.goto(address)
         self.page.wait_for_function(PAINTED)
 
-    def forget(self, *statuses: int) -> None:
-        """Forget that the browser logs these answers as errors: the test asked for them."""
-        expected = [f"status of {status}" for status in statuses]
-        self.errors[:] = [error for error in self.errors if not any(text in error for text in expected)]
-
     def audit(self) -> list[str]:
         """Return what is wrong with contrast, names for screen readers, and width."""
         return self.page.evaluate(AUDIT)
