@@ -166,6 +166,18 @@ def kernels(clock: Clock) -> None:
         pair = (module, converted[1])
         with torch.no_grad():
             row(f"{name}, forward", clock(*(lambda each=each: lambda: each(x) for each in pair)), forward)
+        if hasattr(module, "inplace"):
+            in_place = copy.deepcopy(pair)
+            for each in in_place:
+                each.inplace = True
+            y = torch.empty_like(x)
+
+            def fresh(each: nn.Module, y: Tensor = y) -> Callable[[], object]:
+                y.copy_(x)
+                return lambda: each(y)
+
+            with torch.no_grad():
+                row(f"{name}, in place", clock(*(lambda each=each: fresh(each) for each in in_place)))
 
         def gradient(each: nn.Module) -> Callable[[], object]:
             leaf = x.detach().requires_grad_()

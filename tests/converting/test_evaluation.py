@@ -143,6 +143,20 @@ def test_copies_and_pickles_of_a_gate_run():
 
 
 @pytest.mark.skipif(not kernels.is_available(), reason="numba is missing")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", [*KINKED, "silu", "elu"])
+def test_in_place_loops_compute_the_same_bits(name, dtype):
+    solved = solve(KnownActivation(name, CASES[name]), 1e-6, (str(dtype).removeprefix("torch."),))
+    gate, beside = AttentionActivation(solved, inplace=True), AttentionActivation(solved)
+    x = points(dtype)
+    x[::977], x[5::991], x[7::983] = math.inf, -math.inf, math.nan
+    for given in (x, x[:3000], x[:6000].reshape(2, 3, 20, 50).to(memory_format=torch.channels_last), x[:6000:2]):
+        y = given.clone(memory_format=torch.preserve_format)
+        expected = beside(y)
+        assert gate(y) is y
+        assert torch.equal(y.nan_to_num(nan=7.25), expected.nan_to_num(nan=7.25))
+
+
 def test_threads_compute_what_one_thread_computes():
     gate = AttentionActivation(solve(KnownActivation("gelu"), 1e-6, ("float32",)))
     x, threads = torch.randn(100_003), torch.get_num_threads()

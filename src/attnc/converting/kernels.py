@@ -35,10 +35,15 @@ class Loop:
 
         made = worker(name, dtype)
         self.run, self.address = made.ctypes, made.address
+        self.make_in_place = functools.cache(lambda: Loop("lines_in_place", dtype, numbers, num_keys))
+        self.is_lines = name == "lines"
         self.numbers, self.num_keys = numbers, num_keys
 
     def __call__(self, x: int, y: int, grad: int, count: int) -> None:
         """Compute `count` elements. x, y and grad are addresses; x and y may be the same."""
+        if x == y and self.is_lines:
+            self.make_in_place()(x, y, grad, count)
+            return
         threads = min(torch.get_num_threads(), 1 + count // ELEMENTS_PER_THREAD)
         team = None if threads < 2 else _openmp()
         given = (ctypes.c_int64 * 9)(

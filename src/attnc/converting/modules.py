@@ -240,6 +240,11 @@ def same_layout(x: Tensor, like: Tensor) -> Tensor:
     return x if x.stride() == like.stride() else torch.empty_like(like).copy_(x)
 
 
+def fills_memory(x: Tensor) -> bool:
+    """Return whether the elements of x fill their memory without overlaps."""
+    return x.is_contiguous() or torch.empty_like(x, device="meta").stride() == x.stride()
+
+
 def dense(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return x in memory that its elements fill, and an empty tensor of the same layout."""
     y = torch.empty_like(x)
@@ -368,7 +373,7 @@ class AttentionActivation(nn.Module):
         """Write the activation of x into x. With gradients, the old x is copied first, because backward needs it."""
         is_transformed = not torch.compiler.is_compiling() and torch._C._functorch.is_functorch_wrapped_tensor(x)
         needs_grad = (x.requires_grad or is_transformed) and torch.is_grad_enabled()
-        if self.is_fused(x) and x.dtype == compute_dtype(x) and torch.empty_like(x).stride() == x.stride():
+        if self.is_fused(x) and x.dtype == compute_dtype(x) and fills_memory(x):
             fused = self.prepared.get(self, x.dtype)
             if needs_grad:
                 return FusedAttend.apply(x, self, fused, True)  # type: ignore[no-untyped-call]
