@@ -20,7 +20,8 @@ from attnc.proofs.gradient_prover import gradient_task
 from attnc.proofs.observed import observed_error, sample_points
 from attnc.proofs.proof import Leaves, Points, Proof, Stages
 from attnc.proofs.prover import ProofRequest
-from attnc.proofs.provers import best_proof
+from attnc.proofs.provers import HEAD_BY_HEAD, best_proof
+from attnc.proofs.staged.gradient import StagedGradient
 from attnc.targets.expressions.kinks import REACH
 from attnc.targets.target import Target
 
@@ -136,10 +137,19 @@ def prove_gradient(
         task = gradient_task(network.program, target, eps, network.derivation, network._slopes_at)
         if task.observed > eps:
             return network, task.observed
+        if isinstance(task, StagedGradient) and not isinstance(network.certificate.evidence, Stages):
+            network = _proved_by_heads(network, target, progress)
         proof = task.proof(Budget(progress=progress))
     if not math.isfinite(proof.bound):
         return network, proof.bound
     return network._with_certificate(dataclasses.replace(network.certificate, gradient=proof)), proof.bound
+
+
+def _proved_by_heads(network: Network, target: Target, progress: Progress | None) -> Network:
+    """Return the network with a bound of its values that is proved head by head, as that of its gradient will be."""
+    observed = network.certificate.observed or 0.0
+    request = ProofRequest(eps=network.eps or 0.0, observed=observed, progress=progress, derivation=network.derivation)
+    return proved_by(network, HEAD_BY_HEAD.prove(network.program, target, request), target)
 
 
 def _replaces(proof: Proof, bound: float | None, request: ProofRequest) -> bool:

@@ -147,8 +147,8 @@ def _tell_one(verdict: Verdict) -> None:
         if verdict.gradient_bound is not None:
             gradient = rounded(verdict.gradient_bound, 6, ROUND_CEILING)
             print(f"re-proved: the error of every partial derivative is at most {gradient}", end="")
-            bands = " or ".join(f"[{lo:.6g}, {hi:.6g}]" for lo, hi in verdict.excluded)
-            print(f", except in {bands}" if bands else "")
+            bands = " or ".join(f"{argument} ∈ [{lo:.6g}, {hi:.6g}]" for argument, lo, hi in verdict.excluded)
+            print(f", except where {bands}" if bands else "")
         if verdict.reason != RE_PROVED:
             print(f"  {verdict.reason}")
         print(*(f"  assumed: {text}" for text in verdict.assumptions), sep="\n")

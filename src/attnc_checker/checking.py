@@ -107,9 +107,10 @@ class Verdict:
     dtype, scope : str or None
         The arithmetic of the claim, and the points that it is about.
     gradient_bound : float or None
-        The bound of the errors of all partial derivatives outside of the intervals `excluded`, if it is claimed.
-    excluded : tuple of pairs of float
-        The neighbourhoods of kinks in which no derivative is claimed.
+        The bound of the errors of all partial derivatives outside of `excluded`, if it is claimed.
+    excluded : tuple of (str, float, float)
+        The neighbourhoods of kinks in which no derivative is claimed: an expression of the variables, and the interval
+        of its values.
     leaves : int
         The number of leaves.
     assumptions : tuple of str
@@ -138,7 +139,7 @@ class Verdict:
     assumptions: tuple[str, ...] = ()
     decided: bool = True
     gradient_bound: float | None = None
-    excluded: tuple[tuple[float, float], ...] = ()
+    excluded: tuple[tuple[str, float, float], ...] = ()
 
 
 def certificates(path: str | os.PathLike[str]) -> list[str]:

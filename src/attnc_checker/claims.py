@@ -21,8 +21,8 @@ BY_LEAVES, STAGED, AT_POINTS = "proof", "staged proof", "proof at the table's "
 INFINITE = ("-inf", "inf")
 LARGEST_ERROR = "inf"
 """The name of the norm that is the largest error."""
-MOST_EXCLUDED = 1 / 16
-"""Largest width of an excluded interval, as a share of the box."""
+LARGEST_EXCLUDED, MOST_EXCLUDED = 1 / 16, 1000
+"""Largest share of the box that an excluded neighbourhood may take up, and the largest number of them."""
 NORM = re.compile(r"[0-9]{1,3}(\.[0-9]{1,17})?")
 
 Rows = tuple[tuple[float, ...], ...]
@@ -63,13 +63,21 @@ class Beyond(NamedTuple):
     reach: float
 
 
+class Excluded(NamedTuple):
+    """Nothing is claimed about gradients where argument ∈ [lo, hi]. The argument is an expression of the variables."""
+
+    argument: str
+    lo: float
+    hi: float
+
+
 class GradientClaim(NamedTuple):
-    """|∂f/∂x_i − ∂network/∂x_i| ≤ bound for every variable and output, but not in the excluded intervals of the one
-    variable, each of which holds a kink of f."""
+    """|∂f/∂x_i − ∂network/∂x_i| ≤ bound for every variable and output, but not in the excluded neighbourhoods, each of
+    which holds a kink of f."""
 
     bound: float
     leaves: tuple[Leaf, ...]
-    excluded: tuple[Ends, ...]
+    excluded: tuple[Excluded, ...]
     heads: tuple[SlopeClaim, ...] = ()  # one for each stage of a staged proof, which has no leaves of the box
     axes: tuple[int, ...] = ()  # the axes along which the box is then halved in turn; any axes are sound
 
@@ -169,19 +177,25 @@ def _gradient(data: Object, claim: Claim) -> GradientClaim | None:
     bound, observed, eps = (field(stated, name, float, "gradient.") for name in ("bound", "observed", "eps"))
     require(0 <= observed <= bound, f"the bound {bound} of gradients is below the observed error {observed}")
     require(eps >= 0, f"the requested error {eps} of gradients is negative")
-    excluded = tuple(_excluded(each, claim) for each in field(stated, "excluded", list))
+    excluded = tuple(_excluded(each) for each in field(stated, "excluded", list))
+    require(len(excluded) <= MOST_EXCLUDED, f"gradients exclude more than {MOST_EXCLUDED} neighbourhoods", BadFile)
     if (entries := field(stated, "stages", list | None, "gradient.")) is not None:
         is_staged = data["method"] == STAGED and not stated.get("leaves") and 0 < len(entries) <= MAX_STAGES
         require(is_staged, "gradients are proved by leaves of the box, or by those of the stages of a staged proof")
         heads = tuple(_slopes(typed(each, dict, "gradient.stages")) for each in entries)
         return GradientClaim(bound, (), excluded, heads, read_axes(stated, claim.variables))
+    for argument, lo, hi in excluded:
+        require((argument,) == claim.variables, "leaves of the box exclude intervals of a single variable alone")
+        ((start, end),) = claim.ends
+        is_small = start <= lo and hi <= end and hi - lo <= LARGEST_EXCLUDED * (end - start)
+        require(is_small, f"the excluded interval [{lo:g}, {hi:g}] is not in the box, or more than a 16th of it")
     leaves = read_leaves(stated.get("leaves"), d, kinds=(TAYLOR, EXCLUDED))
     return GradientClaim(bound, leaves, excluded)
 
 
 def _slopes(stated: Object) -> SlopeClaim:
     name, bound = field(stated, "name", str, "gradient.stages."), field(stated, "bound", float, "gradient.stages.")
-    leaves = read_leaves(stated.get("leaves"), 1, kinds=(TAYLOR,))
+    leaves = read_leaves(stated.get("leaves"), 1, kinds=(TAYLOR, EXCLUDED))
     bounds = field(stated, "leaf_bounds", tuple[float, ...], "gradient.stages.")
     about = f"the slopes of stage {name!r:.40}"
     require(len(bounds) == len(leaves), f"{about} have {len(leaves)} leaves and {len(bounds)} bounds")
@@ -190,16 +204,13 @@ def _slopes(stated: Object) -> SlopeClaim:
     return SlopeClaim(name, bound, leaves, bounds, read_middles(stated, leaves, "gradient.stages."))
 
 
-def _excluded(stated: object, claim: Claim) -> Ends:
-    """Return an interval of the one variable in which nothing is claimed. It may take up a small part of the box."""
+def _excluded(stated: object) -> Excluded:
+    """Read a neighbourhood of a kink, in which nothing is claimed."""
     require(isinstance(stated, dict), f"the excluded neighbourhood {stated!r:.60} is no object", BadFile)
     assert isinstance(stated, dict)
     lo, hi = field(stated, "lo", float, "excluded."), field(stated, "hi", float, "excluded.")
-    require((stated.get("argument"),) == claim.variables, "gradients exclude intervals of a single variable alone")
-    ((start, end),) = claim.ends
-    is_small = start <= lo < hi <= end and hi - lo <= MOST_EXCLUDED * (end - start)
-    require(is_small, f"the excluded interval [{lo:g}, {hi:g}] is empty, not in the box, or more than a 16th of it")
-    return lo, hi
+    require(lo < hi, f"the excluded interval [{lo:g}, {hi:g}] is empty")
+    return Excluded(field(stated, "argument", str, "excluded."), lo, hi)
 
 
 def _beyond(data: Object, claim: Claim) -> Beyond | None:

@@ -7,6 +7,7 @@ For A·D = v0·D + N gives ∂_i A·D = ∂_i N − (A − v0) ∂_i D, and ∂_
 terms of degree < m. With z_ki = α_ki r_i, e^y less its series up to degree n is at most e^ρ ρ^{n+1}/(n+1)!, so that
     R_Ni = Σ w_k e^{ρ_k} (|z_ki| (|u_k| + |V_k|·r) ρ_k^m/m! + |V_ki| r_i ρ_k^{m+1}/(m+1)!),
     R_Di = Σ w_k e^{ρ_k} |z_ki| ρ_k^m/m!.
+Far keys, with w_k e^{ρ_k} below a small number, are left out of ν and δ, with 1 for ρ^m/m! and ρ^{m+1}/(m+1)!.
 
 Theorem (rounding).  Engines compute d_k = p_k (u_k − A) and Σ d_k a_ki + Σ p_k V_ki, a_ki or a_ki less its mean, with
 any order of products and sums, and the weights of the value. They may also centre v and every V_i by their own means.
@@ -43,13 +44,15 @@ from attnc_checker.leaves import Prover, difference
 from attnc_checker.moments import quotient
 from attnc_checker.network import Stage
 from attnc_checker.proving import Proof, Subject
-from attnc_checker.ranges import Box
+from attnc_checker.ranges import Box, Range
 from attnc_checker.rounding import Arithmetic
 from attnc_checker.vectors import INFINITE, Vector, at, most, swing, total
 
 FURTHER = 16
 """Roundings of a term besides those of its factors and of the sum over keys: two differences, the division by the sum
 of weights, three products, the sum of both parts, and some to spare."""
+FAR_WEIGHT = arb(2) ** -40
+"""Largest weight on a box, relative to the largest one of all, of a key that is left out where its series diverges."""
 OVERFLOW = {"float64": arb(2) ** 1000, "float32": arb(2) ** 120, "real": INFINITE}
 """No product may reach this size."""
 
@@ -66,11 +69,11 @@ class GradientProver(Prover):
     """Bounds the errors of all partial derivatives. `function` has the outputs ∂f_o/∂x_i, ordered by o, then by i."""
 
     averages: Sequence[Average]
-    excluded: Sequence[tuple[arb, arb]]  # intervals of the one variable
+    excluded: Sequence[Range]  # intervals of the one variable
 
     @classmethod
     def outside(
-        cls, excluded: Sequence[tuple[arb, arb]], stage: Stage, function: Function, arithmetic: Arithmetic
+        cls, excluded: Sequence[Range], stage: Stage, function: Function, arithmetic: Arithmetic
     ) -> GradientProver:
         averages = [Average.of(head, stage.inputs) for head in stage.heads]
         return cls(stage, [], function, arithmetic, averages, excluded)
@@ -109,15 +112,22 @@ def slopes_of(average: Average, box: Box, m: int, arithmetic: Arithmetic) -> dic
     means = [(w @ slopes / total(w)).mid() for slopes in average.scores[1:]]
     shifts = [[(x - mean) * r for x in axis] for axis, mean, r in zip(average.axes, means, box.half, strict=True)]
     values = [w * column for rows in average.values.values() for column in rows]
-    delta, *others = moments_of([w, *values], average.places, shifts, m)
-    least = delta[0] * (-total(abs(delta[key]) for key in linear) / delta[0]).exp()
     places = [*zip(*average.places, strict=True)]
     moves = [Vector(shift[n] for n in place) for shift, place in zip(shifts, places, strict=True)]
     z = [abs(move).each(arb.upper) for move in moves]
     rho = total(z).each(arb.upper)
+    is_far = [bool(x * y.exp() < FAR_WEIGHT and y > m) for x, y in zip(w, rho, strict=True)]
+    near = [Vector(arb(0) if no else x for no, x in zip(is_far, column, strict=True)) for column in [w, *values]]
+    delta, *others = moments_of(near, average.places, shifts, m)
+    least = delta[0] * (-total(abs(delta[key]) for key in linear) / delta[0]).exp()
     share = w * rho.each(arb.exp) / least
-    power = rho.each(lambda x: x**m / math.factorial(m))
-    beyond = rho.each(lambda x: x ** (m + 1) / math.factorial(m + 1))
+
+    def rest_of(n: int) -> Vector:
+        """Bound |e^y less its series up to degree n − 1| by e^ρ times this, and |e^y| itself for far keys."""
+        found = rho.each(lambda x: x**n / math.factorial(n))
+        return Vector(arb(1) if no else x for no, x in zip(is_far, found, strict=True))
+
+    power, beyond = rest_of(m), rest_of(m + 1)
     tail = share @ beyond
     tails = [share @ (x * power) for x in z]
     of_delta = [norm(differentiated(delta, i, d)) / least + tails[i] for i in range(d)]
@@ -250,11 +260,11 @@ def with_gradient(
 ) -> Proof:
     """Return the proof of a claim, with the leaves of the claim about gradients. These do not count in its bound."""
     slopes = derivatives(function, claim.variables)
-    for lo, hi in gradient.excluded:
+    for _, lo, hi in gradient.excluded:
         rules = Kinks([(arb(lo), arb(hi))])
         evaluate(slopes, rules)
         require(rules.are_met, f"the function has no kink in the excluded interval [{lo:g}, {hi:g}]")
-    intervals = [(arb(lo), arb(hi)) for lo, hi in gradient.excluded]
+    intervals = [(arb(lo), arb(hi)) for _, lo, hi in gradient.excluded]
     prover = GradientProver.outside(intervals, stage, slopes, arithmetic)
     about = replace(claim, bound=gradient.bound, truncation=0.0, title="of gradients, ")
     subject = Subject(about, gradient.leaves, [gradient.bound] * len(gradient.leaves), prover)

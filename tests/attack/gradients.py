@@ -24,6 +24,7 @@ from attnc.engines.numpy_engine import NumpyEngine
 from attnc.errors import AttncError
 from attnc.ir.program import split_columns
 from attnc.proofs.gradient_prover import stage_of
+from attnc.proofs.neighbourhoods import beside_strips, is_excluded
 from attnc.proofs.observed import sample_points
 from attnc.targets.target import Target
 from attnc_checker import check
@@ -45,7 +46,17 @@ def composed(rng: np.random.Generator) -> Case:
     return of_text(rng, "composed", text, ends, 1e-6, 1e-2)
 
 
-KINDS = (smooth, composed, polynomials, composed, smooth, composed, kinked, composed)
+def with_kinks(rng: np.random.Generator) -> Case:
+    """Functions of one to three variables with kinks along lines and curves: strips about them are excluded."""
+    d = int(rng.integers(1, 4))
+    ends = [(float(lo), float(lo) + float(rng.choice([1.0, 2.0]))) for lo in rng.uniform(-1.5, 0, d)]
+    kink = str(rng.choice(["relu({})", "abs({})", "max({}, 0.25)", "clip({}, -0.5, 0.5)"]))
+    inner = composition(rng, NAMES[:d], int(rng.integers(0, 2)), SMOOTH + SAFE, BINARY)
+    parts = [kink.format(inner), composition(rng, NAMES[:d], 1, SMOOTH + SAFE, BINARY)]
+    return of_text(rng, "with kinks", str(rng.choice(BINARY)).format(*parts), ends, 1e-6, 1e-2)
+
+
+KINDS = (smooth, composed, polynomials, with_kinks, smooth, composed, kinked, with_kinks)
 MOST_VARIABLES = 3
 NEAR = 2.0 ** -np.arange(0, 40, 2.0)
 """Distances from ends of the box and of excluded intervals, as shares of the width of the box."""
@@ -162,6 +173,21 @@ def by_autograd(net: attnc.Network) -> Gradient:
     return _backwards(net, "folded")
 
 
+def by_jax(net: attnc.Network) -> Gradient:
+    """Automatic differentiation, backwards, of the function that attnc makes for JAX."""
+    import jax
+
+    with jax.enable_x64(True):
+        run, d = net.to_jax(), net.box.d
+        slopes = jax.jit(jax.vmap(jax.jacrev(lambda x: run(x[None]).reshape(-1))))
+
+    def gradient(points: np.ndarray) -> np.ndarray:
+        with jax.enable_x64(True):
+            return np.asarray(slopes(points.astype(net.program.dtype)), np.float64).reshape(len(points), -1, d)
+
+    return gradient
+
+
 def by_layers(net: attnc.Network) -> Gradient:
     """Automatic differentiation, backwards, of all layers as they are stored."""
     return _backwards(net, "unfolded")
@@ -191,6 +217,7 @@ ENGINES: dict[str, Callable[[attnc.Network], Gradient]] = {
     "numpy": by_numpy,
     "torch": by_autograd,
     "layers": by_layers,
+    "jax": by_jax,
 }
 
 
@@ -263,13 +290,12 @@ def _points(net: attnc.Network, target: Target, count: int, seed: int) -> Iterat
         for band in net.certificate.excluded
         for side, end in ((-1, np.nextafter(band.lo, -np.inf)), (1, np.nextafter(band.hi, np.inf)))
     ]
-    whole = [sample_points(box, count, seed), ends, *(edge[:, None] for edge in edges)]
+    near_kinks = [edge[:, None] for edge in edges] if box.d == 1 else [beside_strips(net.certificate.excluded, box)]
+    whole = [sample_points(box, count, seed), ends, *near_kinks]
 
     def kept(points: np.ndarray) -> np.ndarray:
         inside = ((points >= box.lo) & (points <= box.hi)).all(axis=1)
-        for band in net.certificate.excluded:
-            inside &= (points[:, 0] < band.lo) | (points[:, 0] > band.hi)
-        return points[inside]
+        return points[inside & ~is_excluded(net.certificate.excluded, box, points)]
 
     points = kept(np.concatenate(whole))
     yield points

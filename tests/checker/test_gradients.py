@@ -15,14 +15,14 @@ from attnc_checker.expressions import evaluate, parse
 from attnc_checker.ranges import Ranges
 from checker.tampering import edit
 
-TEXTS = {"smooth": "sin(2*x)", "kink": "abs(x) + x**2", "two": "cos(x)*y"}
+TEXTS = {"smooth": "sin(2*x)", "kink": "abs(x) + x**2", "two": "cos(x)*y", "strip": "max(x, y) + sin(x)"}
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     folders = {}
     for name, text in TEXTS.items():
-        box = {"x": (-1, 1)} | ({"y": (-1, 2)} if name == "two" else {})
+        box = {"x": (-1, 1)} | ({"y": (-1, 2)} if name in ("two", "strip") else {})
         options = {"construction": "spectral_grid"} if name == "two" else {}
         net = attnc.compile(text, box, 1e-4, norm="C1", gradient_eps=1e-2, **options)
         folders[name] = tmp_path_factory.mktemp(name) / "net"
@@ -35,7 +35,7 @@ def test_a_claim_is_proved_again(saved, name):
     verdict = check(saved[name], processes=1)
     assert verdict.proved, verdict.reason
     assert verdict.gradient_bound == attnc.load(saved[name]).certificate.gradient_bound
-    assert len(verdict.excluded) == (name == "kink")
+    assert len(verdict.excluded) == (name in ("kink", "strip"))
 
 
 def of_gradient(change):
@@ -67,6 +67,33 @@ def wide(claim):
     claim["excluded"] = [{"argument": "x", "lo": -0.5, "hi": 0.5}]
 
 
+def moved(apart):
+    def change(claim):
+        (band,) = claim["excluded"]
+        band["lo"], band["hi"] = band["lo"] + apart, band["hi"] + apart
+
+    return change
+
+
+def renamed(argument):
+    def change(claim):
+        (band,) = claim["excluded"]
+        band["argument"] = argument
+
+    return change
+
+
+def another(argument, lo, hi):
+    return lambda claim: claim["excluded"].append({"argument": argument, "lo": lo, "hi": hi})
+
+
+def all_excluded(claim):
+    (stage,) = [stage for stage in claim["stages"] if any(leaf[0] == "excluded" for leaf in stage["leaves"])]
+    stage["leaves"] = [["excluded", 0, 0]]
+    stage["leaf_bounds"] = [0.0]
+    stage.pop("leaf_middles", None)
+
+
 def of_another(claim):
     claim["excluded"] = [{"argument": "t", "lo": -0.01, "hi": 0.01}]
 
@@ -90,6 +117,17 @@ def of_another(claim):
         ("kink", wide, "more than a 16th of it"),
         ("kink", of_another, "a single variable alone"),
         ("two", elsewhere, "a single variable alone"),
+        ("strip", lower(0.9), "the errors of slopes add up to"),
+        ("strip", without_bands, "lies in no excluded neighbourhood"),
+        ("strip", narrower, "lies in no excluded neighbourhood"),
+        ("strip", wide, "more than a 16th of the box"),
+        ("strip", moved(0.01), "lies in no excluded neighbourhood"),
+        ("strip", moved(1e-5), "lies in no excluded neighbourhood"),
+        ("strip", renamed("x + y"), "lies in no excluded neighbourhood"),
+        ("strip", renamed("floor(x)"), "is not known"),
+        ("strip", renamed("x +"), "is no expression"),
+        ("strip", another("x", -0.01, 0.01), "no stage has a kink in the excluded neighbourhood"),
+        ("strip", all_excluded, "lies in no excluded neighbourhood"),
     ],
 )
 def test_a_changed_claim_is_refused(saved, tmp_path, name, change, reason):

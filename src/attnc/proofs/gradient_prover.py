@@ -10,8 +10,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,13 +19,14 @@ from attnc.ir.layers import Affine
 from attnc.ir.program import Program
 from attnc.ir.soft_head import Enclosed
 from attnc.numerics.arrays import Float
-from attnc.numerics.intervals import Interval, halved
+from attnc.numerics.intervals import Interval
 from attnc.numerics.quiet import quiet
 from attnc.proofs.cells.branching import Budget, branch_and_bound
 from attnc.proofs.cells.kind import Kind
 from attnc.proofs.kinds.gradient import ExcludedKind, GradientKind
 from attnc.proofs.kinds.taylor import choose_order
 from attnc.proofs.leaves_prover import FEW_VARIABLES
+from attnc.proofs.neighbourhoods import beside, kinks, neighbourhoods
 from attnc.proofs.observed import observed_gradient_error, sample_points
 from attnc.proofs.proof import Excluded, GradientProof, Leaves, proof_by_leaves
 from attnc.proofs.prover import num_softmaxes, require_same_shapes
@@ -38,8 +37,6 @@ from attnc.proofs.stages.extraction import OneStage, stages
 from attnc.targets.box import Box
 from attnc.targets.expressions.derivatives import gradient
 from attnc.targets.expressions.expression import Expression
-from attnc.targets.expressions.tree import Call, Node, is_constant, to_text, walk
-from attnc.targets.expressions.zeros import zeros
 from attnc.targets.parts.part import Derivation
 from attnc.targets.target import Target
 
@@ -55,14 +52,6 @@ REASONS = {
 }
 """The reasons of the terms of a bound of gradients."""
 SAMPLED = 64  # random points at which rounding is sampled
-OCTAVES, PER_OCTAVE = 40, 8
-"""Number of octaves of distances from a kink, from the width of the box down, and of distances in each."""
-BAND_ROOM = 1.25
-"""Neighbourhoods are wider by this factor than samples need, so that cells can be proved up to their ends."""
-MOST_EXCLUDED = 2.0**-6
-"""Largest half-width of an excluded neighbourhood, as a share of the box. If more is needed, the network is too coarse.
-The checker accepts a width of a 16th."""
-HALVINGS = (6, 4, 3)  # of a box along each of 1, 2 and 3 variables, to look for kinks
 REFERENCE_POINTS = 256  # points at which the float64 error of the gradient of an expression is enclosed
 SEEN_SHARE = 0.9  # beside kinks, samples must be within this share of eps
 
@@ -94,48 +83,30 @@ def require_gradient(target: Target) -> Expression:
     corners = Interval.point(np.stack([box.lo, box.hi]))
     with quiet():
         at_ends = found.ranges(corners, violations="infinite")
-    kinks = [tree for tree in _kinks(found) if _may_vanish(tree, found.variables, box)]
-    if not kinks and not at_ends.is_bounded.all():
+    if not kinks(found, box) and not at_ends.is_bounded.all():
         raise NoGradientError(
             f"{about} on {box}: the derivative is infinite, or not defined, at an end of the box, as that of sqrt at "
             "0. Choose a box that excludes that end, or use norm='inf'."
         )
-    if kinks and box.d > 1:
-        raise NoGradientError(
-            f"{about} on {box}: it may have a kink where {to_text(kinks[0])} = 0, and neighbourhoods of kinks are "
-            "excluded in one variable alone. Choose a box without the kink, or use norm='inf'."
-        )
     return found
-
-
-def _kinks(derivatives: Expression) -> list[Node]:
-    """Return the expressions that vanish at kinks: the arguments of `sign` in the derivatives."""
-    signs = (node for node in walk(derivatives.outputs) if isinstance(node, Call) and node.name == "sign")
-    return [tree for (tree,) in (node.arguments for node in signs) if not is_constant(tree)]
-
-
-def _may_vanish(tree: Node, names: tuple[str, ...], box: Box) -> bool:
-    """Whether an expression may be 0 in the box, by its ranges over a few parts of it."""
-    parts = Interval(box.lo[None], box.hi[None])
-    for axis in range(box.d):
-        for _ in range(HALVINGS[box.d - 1]):
-            parts = halved(parts, np.full(len(parts), axis))
-    ranges = Expression("", (tree,), names, False, ()).ranges(parts, violations="infinite")
-    return bool(((ranges.lo <= 0) & (ranges.hi >= 0)).any())
 
 
 def gradient_task(
     program: Program, target: Target, eps: float, derivation: Derivation | None, evaluate: Evaluate
 ) -> GradientTask | StagedGradient:
-    """Return the proof that fits a program: of one attention layer, or head by head.
+    """Return the proof that fits a program: by leaves of the box, or head by head.
 
-    Raise ProgramError if none fits. `evaluate` computes gradients of a deep program at points.
+    Leaves are for one attention layer, and heads for several. In several variables, a kink needs a strip of the box,
+    which would take too many leaves: heads prove it as functions of one variable. Raise ProgramError if no proof fits.
+    `evaluate` computes gradients of a program at points.
     """
-    if num_softmaxes(program) <= 1:
+    derivatives, box = require_gradient(target), target.box
+    has_kinks = bool(kinks(derivatives, box))
+    if num_softmaxes(program) <= 1 and not (has_kinks and box.d > 1):
         return GradientTask.of(program, target, eps)
     require_same_shapes(program, target)
-    work = program.num_anchors * box_work(target.box.d)
-    return StagedGradient.of(program, target, derivation, require_gradient(target), eps, evaluate, work)
+    work = program.num_anchors * box_work(box.d)
+    return StagedGradient.of(program, target, derivation, derivatives, eps, evaluate, work, has_kinks)
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,7 +128,7 @@ class GradientTask:
         stage, rounds = stage_of(program)
         work, box = program.num_anchors * box_work(target.box.d), target.box
         errors = functools.partial(_errors, stage, derivatives, target.num_outputs)
-        bands = _bands(derivatives, box, errors, eps)
+        bands = neighbourhoods(derivatives, box, errors, SEEN_SHARE * eps) if box.d == 1 else ()
 
         def errors_at(points: Float[np.ndarray, "points d"]) -> Float[np.ndarray, " points"]:
             found = errors(points)
@@ -166,7 +137,7 @@ class GradientTask:
             return found
 
         with quiet():
-            observed = observed_gradient_error(errors_at, box, work, _beside(bands, box))
+            observed = observed_gradient_error(errors_at, box, work, beside(bands, box))
         rounding = SlopeRounding(stage, rounds, box)
         return cls(stage, derivatives, rounding, box, eps, bands, observed)
 
@@ -260,60 +231,9 @@ def box_work(d: int) -> int:
     return d + 1
 
 
-def _aligned(kink: float, half: float, lo: float, hi: float) -> tuple[float, float]:
-    """Return ends about kink ± half that are a little beyond ends of cells, so that no cell need straddle one."""
-    parts = 2.0 ** math.ceil(math.log2(8 * (hi - lo) / half))
-    first, last = math.floor((kink - half - lo) / (hi - lo) * parts), math.ceil((kink + half - lo) / (hi - lo) * parts)
-    slack = 2.0**-46 * max(abs(lo), abs(hi))
-    return (
-        lo if first <= 0 else lo + (hi - lo) * (first / parts) - slack,
-        hi if last >= parts else lo + (hi - lo) * (last / parts) + slack,
-    )
-
-
-def _beside(bands: Sequence[tuple[float, float]], box: Box) -> Float[np.ndarray, "points d"]:
-    """Return points outside of the excluded neighbourhoods, at distances in a geometric progression from their ends."""
-    distances = box.widths[0] * _distances()
-    points = np.array([end + side * distances for band in bands for side, end in zip((-1, 1), band, strict=True)])
-    return np.clip(points.reshape(-1, 1), box.lo, box.hi) if bands else np.zeros((0, box.d))
-
-
-def _distances() -> Float[np.ndarray, " distances"]:
-    return np.asarray(2.0 ** (-np.arange(OCTAVES * PER_OCTAVE) / PER_OCTAVE))
-
-
 def _errors(
     stage: OneStage, derivatives: Expression, outputs: int, points: Float[np.ndarray, "points d"]
 ) -> Float[np.ndarray, " points"]:
     """Return the largest error of any slope at points; 0 where f has none in float64."""
     found = np.abs(stage.gradients(points).reshape(len(points), -1) - derivatives(points)).max(axis=1)
     return np.where(np.isfinite(found), found, 0.0)
-
-
-def _bands(
-    derivatives: Expression, box: Box, errors: Callable[[np.ndarray], np.ndarray], eps: float
-) -> tuple[tuple[float, float], ...]:
-    """Return the neighbourhoods of the kinks of a function of one variable, disjoint and in ascending order.
-
-    Each is the smallest one, up to BAND_ROOM, beyond which samples on both sides are within SEEN_SHARE of eps.
-    """
-    if box.d > 1:
-        return ()
-    lo, hi, name = float(box.lo[0]), float(box.hi[0]), box.names[0]
-    trees = [tree for tree in _kinks(derivatives) if _may_vanish(tree, derivatives.variables, box)]
-    places = sorted({x for tree in trees for x, _ in zeros(tree, name, lo, hi)})
-    steps = _distances()
-    found: list[tuple[float, float]] = []
-    for kink in places:
-        distances = steps[steps <= MOST_EXCLUDED] * (hi - lo)
-        points = kink + np.concatenate([distances, -distances])
-        is_inside = (points >= lo) & (points <= hi)
-        seen = np.where(is_inside, errors(np.clip(points, lo, hi)[:, None]), 0.0).reshape(2, -1).max(axis=0)
-        bad = np.flatnonzero(seen > SEEN_SHARE * eps)
-        half = float(distances[bad[0]]) * 2.0 ** (1 / PER_OCTAVE) if len(bad) else float(distances[-1])
-        band = _aligned(kink, min(BAND_ROOM * half, MOST_EXCLUDED * (hi - lo)), lo, hi)
-        if found and band[0] <= found[-1][1]:
-            found[-1] = found[-1][0], max(band[1], found[-1][1])
-        else:
-            found.append(band)
-    return tuple(found)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
-from attnc.numerics.arrays import Float
+from attnc.numerics.arrays import Bool, Float
 from attnc.numerics.bound import Term
 from attnc.proofs.cells.branching import Covering, Leaf
 from attnc.proofs.cells.dyadic import GradedBox, Knots
+
+if TYPE_CHECKING:
+    from attnc.targets.expressions.expression import Expression
 
 REASONS = {
     "jump": "cells beside a jump of f, or where f is infinitely steep: about the height of the jump, on a small volume",
@@ -213,9 +218,9 @@ class Excluded:
     Attributes
     ----------
     argument : str
-        The variable.
+        A variable, or an expression of the variables, such as "x - y".
     lo, hi : float
-        The ends of the neighbourhood of the kink.
+        The ends of the neighbourhood of the kink, in units of the argument.
 
     Examples
     --------
@@ -223,11 +228,24 @@ class Excluded:
     >>> claim = attnc.compile("relu(x)", {"x": (-1, 1)}, 1e-3, norm="C1", gradient_eps=1e-3).certificate
     >>> [(band.argument, band.lo < 0 < band.hi) for band in claim.excluded]
     [('x', True)]
+    >>> claim.excluded[0].contains([[0.0], [0.5]], ["x"]).tolist()
+    [True, False]
     """
 
     argument: str
     lo: float
     hi: float
+
+    def expression(self, variables: Sequence[str]) -> Expression:
+        """Return the argument as a function of these variables."""
+        from attnc.targets.expressions.expression import Expression  # it imports scipy
+
+        return Expression.parse(self.argument).with_variables(variables)
+
+    def contains(self, points: npt.ArrayLike, variables: Sequence[str]) -> Bool[np.ndarray, " points"]:
+        """Return whether each of these points, with a column per variable, lies in the neighbourhood."""
+        t = self.expression(variables)(points)[:, 0]
+        return np.asarray((t >= self.lo) & (t <= self.hi))
 
 
 @dataclass(frozen=True)
@@ -256,7 +274,7 @@ class GradientProof:
     complete : bool
         False where time ran out before the bound was as small as it can be.
     excluded : tuple of Excluded
-        The neighbourhoods of kinks, where nothing is claimed.
+        The neighbourhoods of kinks, where nothing is claimed. In several variables they are strips about the kinks.
     leaves : Leaves
         The cells that cover the box. Those of the kind "excluded" lie in these neighbourhoods. None if the network has
         several attention layers.

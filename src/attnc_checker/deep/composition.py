@@ -184,12 +184,12 @@ class Walk:
             heapq.heappush(pending, (-side * end if end.is_finite() else -INFINITE, left, next(numbers), part))
 
         halvings = (HALVINGS_OF_A_CLAIM if enough.is_finite() else HALVINGS) if axes else 0
-        add(_box(self.claim), halvings)
+        add(box_of(self.claim), halvings)
         while True:
             farthest, left, _, part = heapq.heappop(pending)
             if -farthest <= side * enough or left == 0 or next(self.halved) >= MOST_HALVINGS:
                 return -side * farthest
-            for half in _halves(part, axes[(halvings - left) % len(axes)]):
+            for half in halves(part, axes[(halvings - left) % len(axes)]):
                 add(half, left - 1)
 
     def combination(self, text: str, terms: Terms | None = None) -> Combination:
@@ -282,9 +282,9 @@ class Walk:
                 return found
             if not axes or next(self.halved) >= MOST_HALVINGS:
                 raise Refused(f"{what} {float(found):.9g} on a part of the box, the bound is {bound:.9g}")
-            return most(worst(half, axes[1:]) for half in _halves(part, axes[0]))
+            return most(worst(half, axes[1:]) for half in halves(part, axes[0]))
 
-        return worst(_box(self.claim), axes)
+        return worst(box_of(self.claim), axes)
 
     def on(self, part: list[Range]) -> tuple[Ranges, dict[int, Range], dict[Key, Piece]]:
         """Return the ranges of all steps on a part of the box, and the pieces of all functions there."""
@@ -394,11 +394,11 @@ def size_of(range_: Range) -> arb:
     return most([-range_[0], range_[1]])
 
 
-def _box(claim: Claim) -> list[Range]:
+def box_of(claim: Claim) -> list[Range]:
     return [(arb(lo), arb(hi)) for lo, hi in claim.ends]
 
 
-def _halves(part: list[Range], axis: int) -> list[list[Range]]:
+def halves(part: list[Range], axis: int) -> list[list[Range]]:
     low, high = part[axis]
     middle = ((low + high) / 2).mid()
     return [[*part[:axis], half, *part[axis + 1 :]] for half in ((low, middle), (middle, high))]

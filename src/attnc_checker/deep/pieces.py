@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from flint import arb
@@ -11,6 +13,7 @@ from flint import arb
 from attnc_checker.deep.claims import StageClaim
 from attnc_checker.derivatives import DERIVATIVES
 from attnc_checker.expressions import Function, Smooth, evaluate, parse
+from attnc_checker.files import require
 from attnc_checker.jets import Model, Models, Poly, variable
 from attnc_checker.ranges import UNKNOWN, Box, Range, Ranges, coefficients, hull, outward
 from attnc_checker.vectors import most
@@ -38,9 +41,16 @@ class Pieces:
     """The pieces of the range [low, high] of t, with |T − t| ≤ e. There is one piece if the box is not halved."""
 
     def __init__(
-        self, claim: StageClaim, low: arb, high: arb, e: arb, are_many: bool, function: Function | None = None
+        self,
+        claim: StageClaim,
+        low: arb,
+        high: arb,
+        e: arb,
+        are_many: bool,
+        function: Function | None = None,
+        skipped: Sequence[tuple[float, float]] = (),
     ) -> None:
-        """`function` is g, or another function of t instead, such as g′."""
+        """`function` is g, or another function of t instead, such as g′. t is never in the intervals `skipped`."""
         function = function or parse(claim.function, ["t"])
         width, least, steps = (high - low).upper(), e if e > 0 else _beyond(claim, low, high), []
         if are_many:
@@ -48,8 +58,15 @@ class Pieces:
         if are_many and 0 < least < width:
             steps += [width * (least / width) ** (arb(i) / NEAR_ENDS) for i in range(1, NEAR_ENDS + 1)]
         inner = {float(x.mid()) for step in steps for x in (low + step, high - step)}
+        holes = [(math.nextafter(a, b), math.nextafter(b, a)) for a, b in skipped]  # t is beyond their ends
+        inner |= {*itertools.chain(*holes)}
         edges = [low, *(arb(x) for x in sorted(inner) if low < x < high), high]
-        found = [_piece(claim, function, a, b, e) for a, b in itertools.pairwise(edges)]
+        found = [
+            _piece(claim, function, a, b, e)
+            for a, b in itertools.pairwise(edges)
+            if not any(lo <= a and b <= hi for lo, hi in holes)
+        ]
+        require(bool(found), f"all of the interval of stage {claim.name} is excluded")
         largest = most([piece.jump for piece in found])  # smaller jumps cost nothing more
         jumps = [(piece.values[1] - piece.values[0]).upper() for piece in found]
         self.pieces = [
@@ -62,6 +79,7 @@ class Pieces:
         first = bisect.bisect_left(self.pieces, t[0], key=lambda piece: piece.high)
         last = bisect.bisect_right(self.pieces, t[1], key=lambda piece: piece.low)
         met = self.pieces[first:last]
+        require(bool(met), "nothing is known about a function on a part of the box")
         low, high = met[0].low.max(t[0]), met[-1].high.min(t[1])
         _, _, slopes, jumps, values, changes = zip(*met, strict=True)
         all_slopes, all_values = (outward([*itertools.chain(*ranges)]) for ranges in (slopes, values))

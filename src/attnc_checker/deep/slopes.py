@@ -18,15 +18,25 @@ of values. Where values are 0 and their sizes are φ, the theorem of `gradients`
 Ā ≤ 1.01 S and T ≤ 2.02 S with S the largest size of a score's slope: less than 20 φ S in all, 2 φ for products that
 underflow, and the number of lost weights.
 
-Rounding.  A gradient is the sum over all paths from an output to a variable, through a key and an entry of the state of
-every stage, of products of the stored and of the computed numbers above. Whatever the order of products and sums, every
-product is rounded at most N times, N the length of all sums in all layers together. So rounding is at most γ_N·P, where
-P is the sum of the absolute values of all products: P_j ≤ Σ_m reach_jm P_m.
+Kinks.  Points at which the exact t of a stage lies in an excluded interval [a, b] are not claimed. Excluded leaves of
+the stage lie in [a + e, b − e], |T − t| ≤ e. So T is in none of them at other points. There t ≤ a or t ≥ b, and the
+theorem holds with pieces and leaves of these t alone. On a part of the box each choice of sides, for all
+stages, is bounded by itself. Let [a, b] hold a kink of g. If |∂argument/∂x_i| ≥ m on a part, a line along x_i meets
+the neighbourhood on a length of at most (b − a)/m. So parts of the box bound the share that it takes up.
+
+Rounding.  An engine propagates one vector from stage to stage: of tangents, or backwards of cotangents. The derivative
+of stage j by an entry m of the state is a sum of products of the stored and of the computed numbers above, with
+absolute values of at most reach_jm in all. Whatever the order of products and sums, every product is rounded at most N
+times, N the length of all sums in all layers together. So what the engine computes is the exact result for derivatives
+of the stages that are off by at most γ_N·reach_jm, forwards and backwards. With û_m′ for these derivatives, d_j′ has a
+further part of at most γ_N·Σ_m reach_jm |û_m′|.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -34,21 +44,36 @@ from typing import NamedTuple
 from flint import arb
 
 from attnc_checker.averages import Average
-from attnc_checker.claims import Claim, GradientClaim, SlopeClaim
-from attnc_checker.deep.composition import ONE, Combination, Effects, Link, Walk, added_up, combined, computed, size_of
+from attnc_checker.cells import EXCLUDED
+from attnc_checker.claims import LARGEST_EXCLUDED, Claim, Excluded, GradientClaim, SlopeClaim
+from attnc_checker.deep.composition import (
+    ONE,
+    Combination,
+    Effects,
+    Link,
+    Walk,
+    added_up,
+    box_of,
+    combined,
+    computed,
+    halves,
+    size_of,
+)
 from attnc_checker.deep.deviations import Deviations
 from attnc_checker.deep.lines import T, divided, moving_terms
+from attnc_checker.deep.normal_forms import are_equal
 from attnc_checker.deep.pieces import ZERO, Piece, Pieces
+from attnc_checker.derivatives import Kinks
 from attnc_checker.derivatives import gradient as derivatives
-from attnc_checker.expressions import parse
-from attnc_checker.files import Refused, require
+from attnc_checker.expressions import Function, Step, evaluate, parse
+from attnc_checker.files import BadFile, Refused, require
 from attnc_checker.forms import ONE as CONSTANT
 from attnc_checker.forms import SMALLEST, Key, Terms, span
 from attnc_checker.gradients import OVERFLOW, GradientProver
 from attnc_checker.program import AffineLayer, AttentionLayer, Program
 from attnc_checker.proving import Proof, Subject
-from attnc_checker.ranges import Range
-from attnc_checker.vectors import most, total
+from attnc_checker.ranges import Range, Ranges
+from attnc_checker.vectors import INFINITE, most, total
 
 CENTRED, GATED = arb(4.25), arb(2.125)
 """Largest Σ |d_k| in units of max |v_k|, and largest Σ p_k |V_k − E[V]| in units of max |V_k|, for slopes that may be
@@ -57,6 +82,11 @@ FIXED = 20
 """Rounding of slopes per slope of a score and per size of a value, if the value itself is 0."""
 FURTHER = 64
 """Roundings of a product in a layer besides those of sums."""
+CLOSE_SHARE, SHARE_HALVINGS = 2.0**-8, 12
+"""The share of a part that a neighbourhood takes up is not found more closely if it is at most the first, or after this
+number of halvings."""
+MOST_SIDES = 4096
+"""Largest number of choices of sides on a part of the box. attnc takes no more."""
 
 
 class Slope(NamedTuple):
@@ -67,25 +97,87 @@ class Slope(NamedTuple):
     rest: Terms
     reach: Terms
     unsure: arb
+    excluded: tuple[tuple[float, float], ...]  # intervals of t
 
 
 def with_slopes(proof: Proof, claim: Claim, gradient: GradientClaim, walk: Walk) -> Proof:
     """Return the proof of a claim with the leaves of all slopes. The bound of gradients is computed before."""
     program, names = walk.reduction.program, [link.claim.name for link in walk.links]
     require([each.name for each in gradient.heads] == names, "the slopes that are proved are not those of all stages")
-    require(not gradient.excluded, "gradients of several stages exclude nothing")
     require(program.flush == 0 and not program.has_silent_keys, "the gradient of this kind of network is not claimed")
     slopes, subjects = list[Slope](), list[Subject]()
+    strips = _Strips(walk, gradient.excluded)
     for link, stated in zip(walk.links, gradient.heads, strict=True):
-        own, subject = _of_stage(walk, link, stated)
+        own, subject = _of_stage(walk, link, stated, strips)
         slopes.append(own)
         subjects.append(subject)
+    strips.require_kinks()
     _Gradient(walk, slopes, gradient).prove()
     count, conclude = len(proof.jobs), proof.conclude
     return replace(proof, subjects=[*proof.subjects, *subjects], conclude=lambda found: conclude(found[:count]))
 
 
-def _of_stage(walk: Walk, link: Link, stated: SlopeClaim) -> tuple[Slope, Subject]:
+class _Strips:
+    """The excluded neighbourhoods, each an interval of the argument of the stages whose kinks it holds."""
+
+    def __init__(self, walk: Walk, excluded: Sequence[Excluded]) -> None:
+        self.walk, self.found = walk, list[tuple[Excluded, Step]]()
+        self.with_kinks: set[Excluded] = set()
+        for each in excluded:
+            try:
+                (step,) = walk.reader.parse(each.argument)
+            except (BadFile, ValueError) as error:
+                raise Refused(f"the argument of an excluded neighbourhood is no expression: {error}") from None
+            is_small = self._share(step, each) <= LARGEST_EXCLUDED
+            require(bool(is_small), f"the neighbourhood {_named(each)} may take up more than a 16th of the box")
+            self.found.append((each, step))
+
+    def of(self, link: Link, slope: Function) -> tuple[tuple[float, float], ...]:
+        """Return the intervals of the argument of a stage with the derivative `slope`, in ascending order."""
+        own = [each for each, step in self.found if are_equal(self.walk.reader, [(step, link.argument)])]
+        for each in own:
+            rules = Kinks([(arb(each.lo), arb(each.hi))])
+            evaluate(slope, rules)
+            if rules.are_met:
+                self.with_kinks.add(each)
+        found = sorted((each.lo, each.hi) for each in own)
+        require(all(a[1] < b[0] for a, b in itertools.pairwise(found)), "two excluded neighbourhoods overlap")
+        return tuple(found)
+
+    def require_kinks(self) -> None:
+        for each, _ in self.found:
+            require(each in self.with_kinks, f"no stage has a kink in the excluded neighbourhood {_named(each)}")
+
+    def _share(self, step: Step, strip: Excluded) -> arb:
+        """Bound the share of the box in which the step is in [lo, hi]."""
+        function, width = self.walk.reader.function([step]), arb(strip.hi) - arb(strip.lo)
+        try:
+            slopes = derivatives(function, self.walk.claim.variables)
+        except ValueError as error:
+            raise Refused(f"the size of the neighbourhood {_named(strip)} is not known: {error}") from error
+        d = len(self.walk.claim.variables)
+
+        def share(part: list[Range], depth: int) -> arb:
+            ((low, high),) = evaluate(function, Ranges(part))
+            if high < strip.lo or low > strip.hi:
+                return arb(0)
+            found = arb(1)
+            for (a, b), (least, most_) in zip(part, evaluate(slopes, Ranges(part)), strict=True):
+                steep = least.max(-most_) * (b - a)
+                if steep > 0:
+                    found = found.min((width / steep).upper())
+            if depth == SHARE_HALVINGS or found <= CLOSE_SHARE or (low >= strip.lo and high <= strip.hi):
+                return found
+            return found.min(total(share(half, depth + 1) for half in halves(part, depth % d)) / 2)
+
+        return share(box_of(self.walk.claim), 0)
+
+
+def _named(strip: Excluded) -> str:
+    return f"{strip.argument:.60} ∈ [{strip.lo:g}, {strip.hi:g}]"
+
+
+def _of_stage(walk: Walk, link: Link, stated: SlopeClaim, strips: _Strips) -> tuple[Slope, Subject]:
     claim, (low, high) = link.claim, link.ends
     require(
         claim.held is None and not claim.noise, f"the slopes of stage {claim.name} are not claimed to be those of g"
@@ -103,16 +195,25 @@ def _of_stage(walk: Walk, link: Link, stated: SlopeClaim) -> tuple[Slope, Subjec
         leaf_middles=stated.leaf_middles,
     )
     averages = [Average.of(head, link.line.inputs) for head in link.line.heads]
-    prover = GradientProver(link.line, [], slope, walk.arithmetic, averages, [])
-    pieces, fixed = Pieces(claim, low, high, link.t.off, bool(walk.axes), slope), arb(0)
+    is_excluded = [leaf.kind == EXCLUDED for leaf in stated.leaves]
+    sides = strips.of(link, slope) if any(is_excluded) else ()
+    inner = [(arb(lo) + link.t.off, arb(hi) - link.t.off) for lo, hi in sides]
+    prover = GradientProver(link.line, [], slope, walk.arithmetic, averages, inner)
+    pieces, fixed = Pieces(claim, low, high, link.t.off, bool(walk.axes), slope, sides), arb(0)
     if claim.carrier is not None:
         for head in link.line.heads:
             lost = 4 * (head.num_keys + head.silent) * (walk.arithmetic.lost + SMALLEST[walk.arithmetic.name])
             fixed += (2 + FIXED * most(head.scores.sizes[T])) * link.own.fixed + lost
-    own = Deviations(about, link.own.size, link.own.growth, fixed, arb(0))
-    return Slope(pieces, own, *_numbers(walk, link)), Subject(
-        about, stated.leaves, stated.leaf_bounds, prover, middles=stated.leaf_middles
-    )
+    known = tuple(math.inf if no else x for no, x in zip(is_excluded, stated.leaf_bounds, strict=True))
+    own = Deviations(replace(about, leaf_bounds=known), link.own.size, link.own.growth, fixed, arb(0))
+    subject = Subject(about, stated.leaves, stated.leaf_bounds, prover, middles=stated.leaf_middles)
+    for leaf in itertools.compress(stated.leaves, is_excluded):
+        assert leaf.cell is not None
+        start, end = map(arb, subject.sides(leaf.cell)[0])
+        is_inside = any(lo <= start and end <= hi for lo, hi in inner)
+        text = f"the leaf t ∈ [{float(start):g}, {float(end):g}] of {about.name}"
+        require(is_inside, f"{text} lies in no excluded neighbourhood of a kink")
+    return Slope(pieces, own, *_numbers(walk, link), sides), subject
 
 
 def _numbers(walk: Walk, link: Link) -> tuple[Terms, Terms, arb]:
@@ -150,37 +251,78 @@ class _Gradient:
         self.walk, self.slopes, self.claim, self.wanted = walk, slopes, claim, walk.wanted()
         self.inputs = [key for key in walk.sizes if isinstance(key, int) and key != CONSTANT]
         self.num = num_roundings(walk.reduction.program)
+        forms = walk.reduction.stage().affine
+        self.read = [{key: x for key, x in form.sizes.items() if key != CONSTANT} for form in forms]
+        self.share, self.lost = walk.arithmetic.gamma(self.num), self._lost()
 
     def prove(self) -> None:
         for variable in self.inputs:
-            rounding = self._rounding(variable)
             self.walk.largest(
-                partial(self._error, variable, rounding),
+                partial(self._error, variable),
                 self.claim.bound,
                 self.claim.axes,
                 "the errors of slopes add up to",
             )
 
-    def _rounding(self, variable: int) -> list[arb]:
-        """Bound the rounding of all outputs' slopes along a variable."""
+    def _lost(self) -> arb:
+        """Bound what is lost where products underflow. Refuse products that may overflow."""
         arithmetic, peak = self.walk.arithmetic, arb(1)
-        paths: Terms = {key: arb(key == variable) for key in self.inputs}
-        for link, slope in zip(self.walk.links, self.slopes, strict=True):
+        for slope in self.slopes:
             peak *= total(slope.reach.values()).max(arb(1)).upper()
-            paths[link.place] = total(x * paths[key] for key, x in slope.reach.items())
-        stage, found = self.walk.reduction.stage(), list[arb]()
-        for form in stage.affine:
-            sizes = {key: x for key, x in form.sizes.items() if key != CONSTANT}
+        for sizes in self.read:
             largest = peak * total(sizes.values()).max(arb(1))
             require(bool(largest < OVERFLOW[arithmetic.name]), "a product in the gradient may overflow")
-            lost = self.num**2 * SMALLEST[arithmetic.name] * largest
-            found.append(arithmetic.gamma(self.num) * total(x * paths[key] for key, x in sizes.items()) + lost)
+            peak = peak.max(largest)
+        return self.num**2 * SMALLEST[arithmetic.name] * peak
+
+    def _error(self, variable: int, part: list[Range]) -> arb:
+        """Bound the errors of all outputs' slopes along a variable on a part of the box, outside of neighbourhoods."""
+        rules, values, met = self.walk.on(part)
+        found = arb(0)
+        for chosen in self._sides(values):
+            own = values | chosen
+            moved = {
+                link.place: link.pieces.around(own[link.argument])
+                for link in self.walk.links
+                if link.argument in chosen
+            }
+            error = self._on_side(variable, rules, own, met | moved)
+            if not error <= self.claim.bound:
+                return error
+            found = found.max(error)
         return found
 
-    def _error(self, variable: int, rounding: list[arb], part: list[Range]) -> arb:
-        """Bound the errors of all outputs' slopes along a variable on a part of the box."""
+    def _sides(self, values: dict[int, Range]) -> Iterator[dict[int, Range]]:
+        """Yield the ranges of the arguments of kinks, for every choice of their sides that values may be on."""
+        strips = {
+            link.argument: slope.excluded
+            for link, slope in zip(self.walk.links, self.slopes, strict=True)
+            if slope.excluded
+        }
+        choices, count = list[list[Range]](), 1
+        for argument, intervals in strips.items():
+            low, high = values[argument]
+            ends = [-INFINITE, *map(arb, itertools.chain(*intervals)), INFINITE]
+            between = [
+                (low.max(a), high.min(b))
+                for a, b in zip(ends[::2], ends[1::2], strict=True)
+                if not (high < a or low > b)
+            ]
+            choices.append(between)
+            count *= len(between)
+        require(count <= MOST_SIDES, "too many neighbourhoods of kinks meet on a part of the box")
+        for sides in itertools.product(*choices):
+            yield dict(zip(strips, sides, strict=True))
+
+    def _on_side(
+        self,
+        variable: int,
+        rules: Ranges,
+        values: dict[int, Range],
+        met: dict[Key, Piece],
+    ) -> arb:
+        """Bound the same errors for these ranges of arguments."""
         walk = self.walk
-        rules, values, met = walk.on(part)
         own, sigma = walk.flow(rules, values, met)
         own_slopes: dict[Key, arb] = {}
         beside_slopes: dict[Key, arb] = {}
@@ -225,6 +367,7 @@ class _Gradient:
             added += size_of(by_value) * link.t.slack + size_of(by_carrier) * link.unit.slack
             added += size_of(C) * bend.jump * size_of(moved) + jump * size_of(carried)
             added += size_of(wide) * unlike + size_of(g) * unlike_C
+            added += self.share * total(x * sizes[key] for key, x in slope.reach.items())
             own_slopes[link.place] = added + by_slopes * size_t + by_values * size_C
             if has_signs:
                 unknown = by_slopes * (size_t - size_of(moved)) + slope.own.fixed * size_t
@@ -233,7 +376,10 @@ class _Gradient:
             true[link.place] = rules.plus(rules.times(wide, moved), rules.times(g, carried))
             sizes[link.place] = size_of(true[link.place]) + _total(alpha[link.place], own)
             sizes[link.place] += _total(beta[link.place], own_slopes)
-        found = []
+        found, rounding = (
+            [],
+            [self.share * total(x * sizes[key] for key, x in read.items()) + self.lost for read in self.read],
+        )
         for output, rounded in zip(self.wanted, rounding, strict=True):
             by_values = _total(combined(rules, (ONE, output, alpha)), own)
             by_slopes = _total(combined(rules, (ONE, output, beta)), own_slopes)

@@ -175,7 +175,7 @@ def with_leaves(claim):
         (lambda claim: claim.update(axes=[]), "the errors of slopes add up to"),
         (lambda claim: claim.update(axes=[7]), "axes"),
         (with_leaves, "by leaves of the box, or by those of the stages"),
-        (lambda claim: claim["excluded"].append({"argument": "x", "lo": 0.1, "hi": 0.11}), "single variable"),
+        (lambda claim: claim["excluded"].append({"argument": "x", "lo": 0.1, "hi": 0.11}), "no stage has a kink"),
     ],
 )
 def test_a_forged_claim_is_refused(saved, tmp_path, change, reason):

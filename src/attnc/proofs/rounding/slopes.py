@@ -109,7 +109,8 @@ def _head_bounds(
     scores = centres @ slopes.T + head.offsets.mid
     lead = scores - scores.max(axis=1, keepdims=True)
     w = np.exp(lead)
-    w /= w.sum(axis=1, keepdims=True)
+    whole = w.sum(axis=1, keepdims=True)
+    w /= whole
     mean = w @ slopes
     alpha = np.abs(slopes[None] - mean[:, None]) + 2 * head.slopes.radius.max()  # (boxes, keys, d)
     rho = (alpha * radii[:, None]).sum(axis=2)
@@ -118,8 +119,7 @@ def _head_bounds(
     unsure = 4 * (head.offsets.radius.max() + reach @ head.slopes.radius.max(axis=0)) + (d + keys + 16) * 4 * U * size
     margin = (1 + 2.0**-20) * np.exp(2 * unsure)[:, None]
     with np.errstate(under="ignore"):
-        p = np.minimum(w * np.exp(np.minimum(rho, 700.0)) * margin, 1.0)
-        p = np.where(rho < 700, p, 1.0)
+        p = np.minimum(np.exp(np.minimum(lead + rho, 0.0)) / whole * margin, 1.0)  # w·e^ρ, and ρ may be thousands
     behind = rho - lead + np.max(lead + rho, axis=1, keepdims=True) + unsure[:, None]
     delta = sizes_at(rounds.score_errors, reach) + rounds.score_underflow * (1 + reach.sum(axis=1))[:, None]
     exponent = delta * (1 + u) + u * (behind + delta + delta.max(axis=1, keepdims=True))

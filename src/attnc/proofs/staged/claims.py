@@ -150,6 +150,10 @@ class Claims(abc.ABC):
         """Return the ranges of the arguments and carriers of all heads over boxes, (boxes, heads), if it is divided."""
         raise NotImplementedError
 
+    def arguments(self) -> list[str]:
+        """Return the arguments of all heads as expressions of the variables, if errors are added up over parts."""
+        raise NotImplementedError
+
 
 class ExpressionClaims(Claims):
     """The claims of a composition. Its derivation states the part of the expression that every head computes."""
@@ -198,6 +202,9 @@ class ExpressionClaims(Claims):
             for each in (arguments, carriers)
         )
         return t, C
+
+    def arguments(self) -> list[str]:
+        return [self._ranges.describe(claim.argument) for claim in self._heads]
 
     def _stated(self, part: Part, state: State) -> Stated:
         is_known = isinstance(part, Combination) and part.known is not None

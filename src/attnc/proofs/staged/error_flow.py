@@ -88,10 +88,17 @@ class Slopes:
         error: Float[np.ndarray, " heads"] | float,
         held: tuple[float, float] | None = None,
         num_pieces: int = SLOPE_PIECES,
+        skipped: Sequence[tuple[float, float]] = (),
     ) -> Slopes:
-        """Enclose g(t̂) − g(t) by slopes, or by ranges where slopes are infinite, on `num_pieces` pieces or more."""
+        """Enclose g(t̂) − g(t) by slopes, or by ranges where slopes are infinite, on `num_pieces` pieces or more.
+
+        t is never in the interior of the intervals `skipped`. There nothing is known.
+        """
         lo, hi, error = (np.atleast_1d(np.asarray(x, np.float64))[:, None] for x in (lo, hi, error))
         edges = _edges(lo, hi, error, num_pieces)
+        for inner in ((math.nextafter(a, b), math.nextafter(b, a)) for a, b in skipped):
+            ends = np.clip(np.broadcast_to(inner, (len(edges), 2)), lo, hi)
+            edges = np.sort(np.concatenate([edges, ends], axis=1), axis=1)
         t = Interval(edges[:, :-1], edges[:, 1:])
         near, off = Interval(down(t.lo - error), up(t.hi + error)), np.broadcast_to(error, t.shape)
         if held is not None:
@@ -106,8 +113,12 @@ class Slopes:
         ranges, gradients = function.ranges_and_gradients(cells, violations="infinite")
         G, values = (Interval(x.lo.reshape(t.shape), x.hi.reshape(t.shape)) for x in (gradients, ranges))
         by_range = values.width
+        is_skipped = np.zeros(t.shape, dtype=bool)
+        for a, b in skipped:
+            is_skipped |= (t.lo > a) & (t.hi < b)
+        by_range = np.where(is_skipped, 0.0, by_range)
         with quiet():
-            by_slope = np.where(off == 0, 0.0, up(G.mag * off))
+            by_slope = np.where((off == 0) | is_skipped, 0.0, up(G.mag * off))
             is_steep = ~np.isfinite(by_slope)
             is_steep |= by_range <= np.where(is_steep, by_range, 0.0).max(axis=1)[:, None]  # up to the largest jump
             change = np.where(is_steep, by_range, np.minimum(by_slope, by_range))
@@ -116,16 +127,24 @@ class Slopes:
             is_cut = (held[0] > lo - error) | (held[1] < hi + error)
             G = Interval(np.where(is_cut, np.minimum(G.lo, 0.0), G.lo), np.where(is_cut, np.maximum(G.hi, 0.0), G.hi))
         G = Interval(*(np.where(is_steep | (off == 0), 0.0, ends) for ends in (G.lo, G.hi)))  # exact: t̂ = t
+        jumps = np.where(is_skipped, math.inf, jumps)
         return cls(edges, G, jumps, values, change.max(axis=1))
 
     @classmethod
     def stacked(cls, parts: Sequence[Slopes]) -> Slopes:
-        """Stack the heads of all parts. They have equal numbers of pieces."""
-        edges, jumps, change = (
-            np.concatenate([getattr(part, name) for part in parts]) for name in ("edges", "jumps", "change")
+        """Stack the heads of all parts. The last piece counts several times where there are fewer pieces."""
+        most = max(part.edges.shape[1] for part in parts)
+
+        def wide(rows: np.ndarray, count: int) -> np.ndarray:
+            return np.pad(rows, ((0, 0), (0, count - rows.shape[1])), mode="edge")
+
+        edges = np.concatenate([wide(part.edges, most) for part in parts])
+        jumps = np.concatenate([wide(part.jumps, most - 1) for part in parts])
+        G, values = (
+            Interval(*(np.concatenate([wide(getattr(x, end), most - 1) for x in each]) for end in ("lo", "hi")))
+            for each in ([part.G for part in parts], [part.values for part in parts])
         )
-        G, values = (Interval.joined(*(getattr(part, name) for part in parts)) for name in ("G", "values"))
-        return cls(edges, G, jumps, values, change)
+        return cls(edges, G, jumps, values, np.concatenate([part.change for part in parts]))
 
     def over(self, t: Interval) -> tuple[Interval, Float[np.ndarray, "boxes heads"], Interval]:
         """Return G, jump and the values of g for t in each of these intervals, (boxes, heads)."""

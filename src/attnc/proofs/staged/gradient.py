@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -12,15 +12,25 @@ from attnc.errors import ExpressionError, ProgramError
 from attnc.ir.program import Program
 from attnc.numerics.arrays import Float
 from attnc.numerics.intervals import Interval
-from attnc.numerics.limits import check_time, time_share
+from attnc.numerics.limits import check_time, is_time_over, time_share
 from attnc.numerics.quiet import quiet
 from attnc.numerics.rounding import up
 from attnc.proofs.cells.branching import PROVING, Budget, CellBounds, Covering, branch_and_bound
 from attnc.proofs.cells.dyadic import cell_boxes
-from attnc.proofs.cells.kind import SHARP
-from attnc.proofs.kinds.gradient import GradientKind
+from attnc.proofs.cells.kind import SHARP, Kind
+from attnc.proofs.kinds.gradient import ExcludedKind, GradientKind
+from attnc.proofs.neighbourhoods import (
+    MOST_OF_BOX,
+    Bands,
+    beside,
+    beside_strips,
+    is_excluded,
+    merged,
+    neighbourhoods,
+    share_of,
+)
 from attnc.proofs.observed import observed_gradient_error
-from attnc.proofs.proof import GradientProof, Leaves, SlopeProof
+from attnc.proofs.proof import Excluded, GradientProof, Leaves, SlopeProof
 from attnc.proofs.prover import ProofRequest
 from attnc.proofs.rounding.slopes import NEGLIGIBLE_SLOPES, SlopeRounding
 from attnc.proofs.staged.claims import NotBoundedError, State
@@ -43,6 +53,7 @@ from attnc.proofs.staged.prover import (
 )
 from attnc.proofs.staged.signed import shifted_slopes, signed_leaves
 from attnc.proofs.staged.slope_flow import (
+    Sides,
     SlopeOutputs,
     SlopeStage,
     composed_slopes,
@@ -65,6 +76,12 @@ bound is above this share of the largest one."""
 SAMPLED = 65  # points of the interval of a head at which rounding is sampled
 ROUNDING_TOLERANCE = 1.2  # the rounding over a cell that is aimed at, relative to that at sampled points
 
+STRIP_SHARE, WIDER_STRIPS = 2.0**-3, (2.0**-7, 2.0**-12)
+"""The share of eps within which the slopes of a head are beyond its strips, and smaller ones that are tried if errors
+add up to more than eps. Errors of gates shrink so fast that a strip is 1.3 times as wide for a 16th of its share."""
+STRIP_ROOM = 1.125
+"""Factor on the error of t: prover and checker bound it in their own ways."""
+
 Evaluate = Callable[[np.ndarray], np.ndarray]
 """A function from points (points, d) to the partial derivatives of all outputs, (points, outputs·d)."""
 
@@ -78,6 +95,9 @@ class StagedGradient:
     derivation: Derivation
     derivatives: Expression
     eps: float
+    evaluate: Evaluate
+    work: int
+    strips: tuple[Strip, ...]
     observed: float
 
     @classmethod
@@ -90,46 +110,141 @@ class StagedGradient:
         eps: float,
         evaluate: Evaluate,
         work: int,
+        has_kinks: bool,
     ) -> StagedGradient:
-        """Compare gradients at samples. Raise ProgramError if there is no derivation."""
+        """Compare gradients at samples, away from kinks. Raise ProgramError if there is no derivation."""
         if derivation is None:
             raise ProgramError(f"there is no derivation by which the gradient of {target.describe()} could be proved")
+        found = cls(program, target, derivation, derivatives, eps, evaluate, work, (), math.inf)
+        return found._beyond(found._strips(STRIP_SHARE) if has_kinks else ())
+
+    def _beyond(self, strips: tuple[Strip, ...]) -> StagedGradient:
+        """Return the same task with these strips, and with the largest error that is seen outside of them."""
+        box, excluded = self.target.box, _excluded(strips)
 
         def errors_at(points: Float[np.ndarray, "points d"]) -> Float[np.ndarray, " points"]:
-            found = np.abs(evaluate(points) - derivatives(points)).max(axis=1)
-            return np.where(np.isfinite(found), found, 0.0)
+            found = np.abs(self.evaluate(points) - self.derivatives(points)).max(axis=1)
+            return np.where(np.isfinite(found) & ~is_excluded(excluded, box, points), found, 0.0)
 
         with quiet():
-            observed = observed_gradient_error(errors_at, target.box, work, np.zeros((0, target.box.d)))
-        return cls(program, target, derivation, derivatives, eps, observed)
+            seen = observed_gradient_error(errors_at, box, self.work, beside_strips(excluded, box))
+        return dataclasses.replace(self, strips=strips, observed=seen)
+
+    def _strips(self, share: float) -> tuple[Strip, ...]:
+        """Return the strips beyond which the slopes of all heads are within this share of eps at samples.
+
+        There are none if the range of a part is not known.
+        """
+        try:
+            walk, _ = walked(self.program, self.target, ProofRequest(derivation=self.derivation, eps=self.eps))
+            groups = [group for stage in walk.groups for group in stage]
+            found = [strip_of(number, group, share * self.eps) for number, group in enumerate(groups)]
+        except NotBoundedError:
+            return ()
+        arguments = walk.claims.arguments()
+        named = [dataclasses.replace(strip, argument=arguments[strip.head]) for strip in found if strip is not None]
+        whole: dict[str, Bands] = {}  # heads with one argument exclude the same strips
+        for strip in named:
+            whole[strip.argument] = merged([*whole.get(strip.argument, ()), *strip.outer])
+        return tuple(dataclasses.replace(strip, outer=whole[strip.argument]) for strip in named)
 
     def proof(self, budget: Budget) -> GradientProof:
-        """Prove a bound. It is ∞ if the range of a part, or the slope of a head, is not known."""
+        """Prove a bound. It is ∞ if the range of a part, or the slope of a head, is not known.
+
+        If errors beside kinks add up to more than eps, the strips are made wider, a few times.
+        """
         _require_close_coefficients(self.derivation)
+        task, found = self, self._proof(budget)
+        for share in WIDER_STRIPS if self.strips else ():
+            if found.bound <= self.eps or is_time_over():
+                break
+            task = task._beyond(task._strips(share))
+            wider = task._proof(budget)
+            found = min(found, wider, key=lambda proof: proof.bound)
+        return found
+
+    def _proof(self, budget: Budget) -> GradientProof:
         request = ProofRequest(derivation=self.derivation, progress=budget.progress, eps=self.eps)
-        empty = Leaves((), np.zeros(0))
+        excluded, empty = _excluded(self.strips), Leaves((), np.zeros(0))
+        nothing = GradientProof(self.eps, math.inf, self.observed, (), True, (), empty)
+        if any(share_of(strip, self.target.box) > MOST_OF_BOX for strip in excluded):
+            return nothing
         try:
             walk, read = walked(self.program, self.target, request)
-            found = _slope_stages(walk, self.eps)
+            found = _slope_stages(walk, self.eps, {strip.head: strip for strip in self.strips})
         except NotBoundedError:
-            return GradientProof(self.eps, math.inf, self.observed, (), True, (), empty)
-        outputs, d, proved = _outputs(walk, read), self.target.box.d, [head for _, heads in found for head in heads]
+            return nothing
+        outputs, proved = _outputs(walk, read), [head for _, heads in found for head in heads]
         stages = [stage for stage, _ in found]
-        rounding = path_rounding(stages, outputs, d, num_roundings(self.program), str(self.program.dtype))
-        box = Interval(self.target.box.lo[None], self.target.box.hi[None])
+        rounding = path_rounding(stages, outputs, num_roundings(self.program), str(self.program.dtype))
+        box, sides = Interval(self.target.box.lo[None], self.target.box.hi[None]), _sides(self.strips)
         with quiet():
             composed = None
             if not walk.has_signs:
-                composed = composed_slopes(walk.flow, stages, outputs, rounding, walk.claims.ranges, box, walk.axes)
+                composed = composed_slopes(
+                    walk.flow, stages, outputs, rounding, walk.claims.ranges, box, walk.axes, sides
+                )
             if composed is None or WORTH_SIGNS * self.observed < composed.bound < math.inf:
                 for head in proved:
                     head.take_signs()
                 signed = [stage.with_deviations([head.deviations for head in heads]) for stage, heads in found]
-                composed = composed_slopes(walk.flow, signed, outputs, rounding, walk.claims.ranges, box)
+                composed = composed_slopes(walk.flow, signed, outputs, rounding, walk.claims.ranges, box, sides=sides)
         observed, proofs = min(self.observed, composed.bound), tuple(head.proof for head in proved)
         return GradientProof(
-            self.eps, composed.bound, observed, composed.terms, walk.is_complete, (), empty, proofs, composed.axes
+            self.eps, composed.bound, observed, composed.terms, walk.is_complete, excluded, empty, proofs, composed.axes
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class Strip:
+    """The kinks of the head with this number: neighbourhoods of t as computed, and of t in exact arithmetic.
+
+    The second are wider by the error of t. Heads with one argument have the same ones.
+    """
+
+    head: int
+    inner: Bands
+    outer: Bands
+    argument: str = ""
+
+
+def strip_of(number: int, group: ProvedGroup, limit: float) -> Strip | None:
+    """Return the neighbourhoods beyond which the slopes of a head are within the limit; None if g has no kinks."""
+    (head,) = group.heads
+    if group.held is not None or head.noise:
+        return None
+    try:
+        derivative = gradient(function_of_t(head.claim.function))
+    except ExpressionError:
+        return None
+    size = max(group.size, 0.0)
+    stage = OneStage.of_line(group.line.heads)
+
+    def errors(points: np.ndarray) -> np.ndarray:
+        return size * np.abs(stage.gradients(points).reshape(len(points), -1) - derivative(points)).max(axis=1)
+
+    with quiet():
+        inner = neighbourhoods(derivative, group.box, errors, limit)
+    if not inner:
+        return None
+    farthest = float(group.box.magnitude.max())
+    room = STRIP_ROOM * (head.argument_error + 2.0**-46 * farthest)
+    return Strip(number, inner, tuple((lo - room, hi + room) for lo, hi in inner))
+
+
+def _excluded(strips: Sequence[Strip]) -> tuple[Excluded, ...]:
+    """Return the strips as the certificate lists them."""
+    named = {strip.argument: strip.outer for strip in strips}
+    return tuple(Excluded(argument, lo, hi) for argument, bands in named.items() for lo, hi in bands)
+
+
+def _sides(strips: Sequence[Strip]) -> list[Sides]:
+    """Return the heads with kinks, those with one argument together, and the intervals of t between their strips."""
+    heads: dict[str, list[int]] = {}
+    for strip in strips:
+        heads.setdefault(strip.argument, []).append(strip.head)
+    named = {strip.argument: strip.outer for strip in strips}
+    return [Sides(tuple(numbers), named[argument]) for argument, numbers in heads.items()]
 
 
 def _require_close_coefficients(derivation: Derivation) -> None:
@@ -144,7 +259,9 @@ def _require_close_coefficients(derivation: Derivation) -> None:
                 require_close(coefficient.slack, coefficient.value, repr(coefficient.tree)[:60])
 
 
-def _slope_stages(walk: StageWalk, eps: float) -> list[tuple[SlopeStage, list[ProvedSlopes]]]:
+def _slope_stages(
+    walk: StageWalk, eps: float, strips: Mapping[int, Strip]
+) -> list[tuple[SlopeStage, list[ProvedSlopes]]]:
     """Prove the slopes of all heads. Raise NotBoundedError if those of a head are not known."""
     stages, first = list[tuple[SlopeStage, list[ProvedSlopes]]](), 0
     count = sum(len(groups) for groups in walk.groups)
@@ -155,7 +272,8 @@ def _slope_stages(walk: StageWalk, eps: float) -> list[tuple[SlopeStage, list[Pr
             check_time(PROVING)
             (head,) = group.heads
             with time_share(1 / max(1, count - first - len(heads))):
-                found.append(ProvedSlopes(walk.heads[first + len(heads)].name, group, eps))
+                number = first + len(heads)
+                found.append(ProvedSlopes(walk.heads[number].name, group, eps, strips.get(number)))
             heads.append(head)
         stages.append((_stage(heads, found, columns, flow), found))
         first += len(heads)
@@ -201,7 +319,7 @@ def _stage(
 class ProvedSlopes:
     """The slopes of g′, the bounds of the computed slopes against g′, and their leaves."""
 
-    def __init__(self, name: str, group: ProvedGroup, eps: float) -> None:
+    def __init__(self, name: str, group: ProvedGroup, eps: float, strip: Strip | None) -> None:
         (head,) = group.heads
         if group.held is not None or head.noise:
             raise NotBoundedError
@@ -214,7 +332,11 @@ class ProvedSlopes:
         rounding = SlopeRounding(scaled, own, box, unit=size) if size > 0 else SlopeRounding(stage, own, box)
         points = np.linspace(box.lo, box.hi, SAMPLED)
         with quiet():
-            seen = np.abs(stage.gradients(points).reshape(SAMPLED, -1) - self.derivative(points)).max()
+            if strip is not None:
+                near = beside(strip.inner, box)
+                points = np.concatenate([points, near])
+                points = points[~np.any([(points >= lo) & (points <= hi) for lo, hi in strip.inner], axis=0)][:, None]
+            seen = np.abs(stage.gradients(points).reshape(len(points), -1) - self.derivative(points)).max()
             if not math.isfinite(seen):
                 raise NotBoundedError
             if not float(rounding.whole.max()) <= NEGLIGIBLE_SLOPES * seen:
@@ -223,27 +345,30 @@ class ProvedSlopes:
             steepest = max(float(np.abs(each.slopes.mid).max(initial=0.0)) for each in line.heads)
             values = max(float(np.abs(each.values.mid).max(initial=0.0)) for each in line.heads)
             least = LEAST_GOAL * max(float(np.abs(self.derivative(points)).max()), steepest * values)
-            self.kind = GradientKind(stage, self.derivative, LINE_ORDER, rounding)
+            self.kind = GradientKind(stage, self.derivative, LINE_ORDER, rounding, is_everywhere=strip is None)
+            kinds: list[Kind] = [self.kind, *([] if strip is None else [ExcludedKind(strip.inner, 1)])]
             covering = branch_and_bound(
-                [self.kind],
+                kinds,
                 box,
+                observed=0.0 if strip is None else float(seen),
                 tolerance=LOOSE_LEAVES,
                 floor=rounding.level + least,
                 goal=FAR_BELOW * eps,
                 start_level=LEAST_LEVEL,
                 budget=Budget(MOST_CELLS),
             )
+            if not np.isfinite(covering.cells.upper).all():
+                raise NotBoundedError
             covering = _sharper(covering)
         deltas = covering.cells.upper[:, 0]
-        if not np.isfinite(deltas).all():
-            raise NotBoundedError
         deltas = np.maximum(deltas, LEAST_SHARE * float(deltas.max()))
         (tree,) = self.derivative.outputs
         argument, carrier = head.argument, head.claim.carrier
         fixed = 0.0 if carrier is None else line.fixed_slopes(head.channel.fixed_size(carrier.form))
         self.covering = covering
-        self.slopes = Slopes.of(tree, argument.lo, argument.hi, head.argument_error, None, SLOPE_PIECES)
-        self.deviations = Deviations(leaf_intervals(covering), deltas, size, fixed, 0.0)
+        skipped = () if strip is None else strip.outer
+        self.slopes = Slopes.of(tree, argument.lo, argument.hi, head.argument_error, None, SLOPE_PIECES, skipped)
+        self.deviations = Deviations(leaf_intervals(covering), _of_claims(covering, deltas), size, fixed, 0.0)
         self.proof = SlopeProof(name, float(deltas.max()), Leaves(covering.leaves, deltas))
 
     def take_signs(self) -> None:
@@ -254,9 +379,16 @@ class ProvedSlopes:
 
         covering, middles = signed_leaves(self.covering, differences, shifted_slopes(self.kind))
         deltas, edges = covering.cells.upper[:, 0], leaf_intervals(covering)
-        self.deviations = dataclasses.replace(self.deviations, edges=edges, deltas=deltas, middles=middles)
+        of_claims = _of_claims(covering, deltas)
+        self.deviations = dataclasses.replace(self.deviations, edges=edges, deltas=of_claims, middles=middles)
         leaves = Leaves(covering.leaves, deltas, middles=tuple(middles.tolist()) if middles.any() else ())
         self.proof = dataclasses.replace(self.proof, leaves=leaves)
+
+
+def _of_claims(covering: Covering, deltas: Float[np.ndarray, " leaves"]) -> Float[np.ndarray, " leaves"]:
+    """Return the bounds of leaves, and ∞ for those in which nothing is claimed."""
+    is_excluded_kind = np.array([isinstance(kind, ExcludedKind) for kind in covering.kinds])
+    return np.where(is_excluded_kind[covering.cells.kind], math.inf, deltas)
 
 
 def _sharper(proof: Covering) -> Covering:

@@ -14,10 +14,16 @@ With the slopes a_km of its scores and V_km of its values by the channel m, an e
 where a_km = κ_k·w_m and V_km = ν_k·c_m up to a rest. So |d_j′| ≤ size·δ′·|t̂′| + δ·|Ĉ′| + Σ_m rest_m |û_m′|, and |Ĉ|
 takes the place of size, up to rounding that does not scale with the carrier.
 
-Rounding.  A gradient is a sum over all paths from the output to a variable, through a key and a channel of every stage
-on the way, of products of these numbers. Forwards, backwards or in any other order, an engine rounds every product at
-most N times, with N the length of all sums of all layers together. So it errs by γ_N·P at most, where P is the sum of
-the absolute values of all products, P_j ≤ Σ_m reach_jm P_m.
+Rounding.  An engine propagates a vector, of tangents forwards or of cotangents backwards, from stage to stage. In a
+stage the derivative of head j by channel m is a sum of products of stored and computed numbers, with absolute values of
+at most reach_jm in all. In any order of products and sums, every product is rounded at most N times, with N the length
+of all sums of all layers together. So the engine's result is that of exact arithmetic with other derivatives of the
+stages, each off by at most γ_N·reach_jm, forwards and backwards. With û_m′ for these derivatives, a part of d_j′ is
+γ_N·Σ_m reach_jm·|û_m′|.
+
+Kinks.    Nothing is claimed where the exact t of a head lies in a strip [a, b] about a kink of g. Elsewhere t ≤ a or
+t ≥ b, and t̂ is on the same side of the kink. So slopes of g′ and bounds of leaves count for these t alone, and on a
+part of the box that meets strips each choice of sides is bounded by itself.
 """
 
 from __future__ import annotations
@@ -32,7 +38,7 @@ from attnc.errors import ProgramError
 from attnc.ir.layers import Affine
 from attnc.ir.program import Program
 from attnc.ir.shapes import streams
-from attnc.numerics.arrays import Float
+from attnc.numerics.arrays import Float, Int
 from attnc.numerics.bound import Term
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma, up
@@ -58,14 +64,14 @@ FURTHER_ROUNDINGS = 64
 """Roundings of a product in a layer besides those of sums: differences, divisions, exponentials' weights, and some to
 spare."""
 ROUNDING_ROOM = 1.125
-"""Factor on the rounding of all paths: prover and checker bound the sizes of products in their own ways."""
+"""Factor on the rounding of products: prover and checker bound the sizes of products in their own ways."""
 OVERFLOW = {"float64": 2.0**1000, "float32": 2.0**120}
 """No product of sizes along a path may reach this."""
 REASONS = {
     "slopes": "of all heads against the slopes of their functions, times their effect on the output",
     "values": "the errors of the values at which these slopes are taken, times their effect on the output",
     "coefficients": "affine coefficients of the target, as they are stored",
-    "rounding": "of the products along all paths from the output to a variable",
+    "rounding": "of the products in all stages, times their effect on the output",
 }
 
 
@@ -107,7 +113,7 @@ class ComposedSlopes:
 
 
 def num_roundings(program: Program) -> int:
-    """Return the largest number of roundings of a product along a path, for any order of products and sums."""
+    """Return the largest number of roundings of a product, for any order of products and sums."""
     found = 0
     for stream in streams(program):
         before = stream.start
@@ -120,31 +126,45 @@ def num_roundings(program: Program) -> int:
     return found
 
 
-def path_rounding(stages: Sequence[SlopeStage], outputs: SlopeOutputs, d: int, num: int, dtype: str) -> np.ndarray:
-    """Bound the rounding of every output's slope by every variable, (outputs, d). It is ∞ if a product may overflow."""
-    unit, sizes, peak = UNIT_ROUNDOFF[dtype], np.eye(d), 1.0
+@dataclass(frozen=True)
+class PathRounding:
+    """Rounding of a sum of products: `share` of the sum of their absolute values, and `lost` for those that underflow.
+
+    Both are ∞ if a product may overflow.
+    """
+
+    share: float
+    lost: float
+
+
+def path_rounding(stages: Sequence[SlopeStage], outputs: SlopeOutputs, num: int, dtype: str) -> PathRounding:
+    """Bound the rounding of products that are rounded at most `num` times."""
+    unit, peak = UNIT_ROUNDOFF[dtype], 1.0
     for stage in stages:
         peak *= max(1.0, float(stage.reach.sum(axis=1).max()))
-        sizes = np.concatenate([sizes, up(stage.reach @ sizes, 8 + sizes.shape[0])])
     peak *= max(1.0, float(np.abs(outputs.weights).sum(axis=1).max()))
     if not (peak < OVERFLOW[dtype] and num * unit < 0.125):
-        return np.full((len(outputs.weights), d), np.inf)
+        return PathRounding(math.inf, math.inf)
     lost = num**2 * float(np.finfo(dtype).smallest_normal) * peak
-    total = np.abs(outputs.weights) @ sizes
-    return up(ROUNDING_ROOM * (gamma(num, unit) * total + lost), 8 + len(sizes))
+    return PathRounding(float(up(ROUNDING_ROOM * gamma(num, unit), 4)), float(up(ROUNDING_ROOM * lost, 4)))
 
 
 class SlopeFlow:
     """The errors of slopes on many boxes, each by one variable."""
 
     def __init__(
-        self, flow: ErrorFlow, stages: Sequence[SlopeStage], t: Interval, by: Float[np.ndarray, "boxes d"]
+        self,
+        flow: ErrorFlow,
+        stages: Sequence[SlopeStage],
+        t: Interval,
+        by: Float[np.ndarray, "boxes d"],
+        rounding: PathRounding,
     ) -> None:
         """`by` is 1 for the variable, and 0 for all others."""
         (boxes, count), d = t.shape, by.shape[1]
-        self.flow, self.first = flow, d
+        self.flow, self.first, self.rounding = flow, d, rounding
         G, C, g = flow.factors
-        self.own, self.beside = np.zeros((2, boxes, count))
+        self.own, self.beside, self.rounded = np.zeros((3, boxes, count))
         ends, moves, carries = (Interval(*np.zeros((2, boxes, count))) for _ in range(3))
         inputs = by[:, :, None]
         tangents = Interval(inputs, inputs)  # of the variables and of all heads so far, (boxes, sources, 1)
@@ -202,10 +222,11 @@ class SlopeFlow:
                 for array, part_of in ((ends, found), (moves, moved[:, number]), (carries, carried[:, number])):
                     array.lo[:, rows.start + number], array.hi[:, rows.start + number] = part_of.lo, part_of.hi
             self.own[:, rows], self.beside[:, rows] = up(own, 16), up(beside, 16)
+            self.rounded[:, rows] = up(products(sizes @ stage.reach.T, rounding.share), 8 + sizes.shape[1])
             here = wide * moved + own_g * carried
             tangents = _beside(tangents, here[:, :, None], 1)
             by_values = products(alpha.mag, flow.own[:, None]).sum(axis=2)
-            by_slopes = products(beta.mag, self.own[:, None]).sum(axis=2)
+            by_slopes = products(beta.mag, up(self.own + self.rounded)[:, None]).sum(axis=2)
             sizes = np.concatenate([sizes, up(here.mag + up(by_values + by_slopes, 4 + 2 * count), 2)], axis=1)
         self.forms, self.tangents, self.sizes = forms, tangents, sizes
         self.ends, self.moves, self.carries = ends, moves, carries
@@ -224,40 +245,98 @@ class SlopeFlow:
         return up(summed(_beside(by_values, by_slopes, 2)) + up(rest.sum(axis=2), 4 + 2 * count))
 
     def at(self, outputs: SlopeOutputs) -> tuple[np.ndarray, ...]:
-        """Return the errors of outputs by slopes, by values and by coefficients, each (boxes, outputs)."""
+        """Return the errors of outputs by slopes, by values, by coefficients and by rounding, each (boxes, outputs)."""
         weights, count = outputs.weights[:, self.first :], self.own.shape[1]
         effects = combined(weights, self.forms[:, :, : 2 * count]).mag
         by_values = products(effects[:, :, :count], self.flow.own[:, None]).sum(axis=2)
         by_slopes = products(effects[:, :, count:], self.own[:, None]).sum(axis=2)
+        rounded = products(effects[:, :, count:], self.rounded[:, None]).sum(axis=2)
+        rounded += products(self.sizes @ np.abs(outputs.weights).T, self.rounding.share) + self.rounding.lost
         true = self.tangents.mag[:, :, 0]
         off = self.sizes @ outputs.differs.T + COEFFICIENT_SLACK * (true @ np.abs(outputs.weights).T)
-        return up(by_slopes, count + 2), up(by_values, count + 2), up(off, 8 + count)
+        return up(by_slopes, count + 2), up(by_values, count + 2), up(off, 8 + count), up(rounded, 16 + 2 * count)
 
 
 def _beside(first: Interval, second: Interval, axis: int) -> Interval:
     return Interval(*(np.concatenate(ends, axis=axis) for ends in ((first.lo, second.lo), (first.hi, second.hi))))
 
 
+@dataclass(frozen=True)
+class Sides:
+    """The numbers of heads with one argument t, and the strips: intervals of t in which nothing is claimed."""
+
+    heads: tuple[int, ...]
+    strips: tuple[tuple[float, float], ...]
+
+    @property
+    def between(self) -> list[tuple[float, float]]:
+        """The intervals of t before, between and after the strips."""
+        ends = [-math.inf, *(end for strip in self.strips for end in strip), math.inf]
+        return list(zip(ends[::2], ends[1::2], strict=True))
+
+
+def by_sides(t: Interval, sides: Sequence[Sides]) -> tuple[Int[np.ndarray, " rows"], Interval]:
+    """Return the ranges t of all heads, (boxes, heads), once for every choice of sides of the strips that a box meets.
+
+    Also return the number of the box of every row. A box within a strip has no row.
+    """
+    rows = np.arange(len(t))
+    for side in sides:
+        first, kept = side.heads[0], list[tuple[np.ndarray, Interval]]()
+        for lo, hi in side.between:
+            meets = (t.lo[:, first] <= hi) & (t.hi[:, first] >= lo)
+            part = Interval(t.lo[meets], t.hi[meets])
+            for head in side.heads:
+                part.lo[:, head] = np.maximum(part.lo[:, head], lo)
+                part.hi[:, head] = np.maximum(part.lo[:, head], np.minimum(part.hi[:, head], hi))
+            kept.append((rows[meets], part))
+        rows, t = np.concatenate([some for some, _ in kept]), Interval.joined(*(part for _, part in kept))
+    return rows, t
+
+
 def composed_slopes(
     flow: Sequence[FlowStage],
     stages: Sequence[SlopeStage],
     outputs: SlopeOutputs,
-    rounding: Float[np.ndarray, "outputs d"],
+    rounding: PathRounding,
     ranges: Ranges,
     box: Interval,
     known: Sequence[int] = (),
+    sides: Sequence[Sides] = (),
 ) -> ComposedSlopes:
-    """Bound the errors of all slopes at the outputs, over parts of the box. The axes `known` are halved first."""
-    d = box.shape[1]
+    """Bound the errors of all slopes at the outputs, over parts of the box. The axes `known` are halved first.
+
+    On a part that meets strips about kinks, each choice of their sides is bounded by itself.
+    """
+    d, num_slopes = box.shape[1], len(outputs.weights) * box.shape[1]
     has_signs = any(has_middles(part.deviations) for part in flow) or any(has_middles(x.deviations) for x in stages)
 
     def errors(boxes: Interval) -> Float[np.ndarray, "boxes slopes terms"]:
-        n = len(boxes)
-        t, C = (None if x is None else Interval(np.tile(x.lo, (d, 1)), np.tile(x.hi, (d, 1))) for x in ranges(boxes))
-        assert t is not None
-        slopes = SlopeFlow(ErrorFlow(flow, t, C, has_signs), stages, t, np.repeat(np.eye(d), n, axis=0))
-        by_slopes, by_values, off = slopes.at(outputs)
-        rounded = np.repeat(rounding.T, n, axis=0)
+        t, C = ranges(boxes)
+        if not sides:
+            return of_ranges(t, C)
+        rows, t = by_sides(t, sides)
+        worst = np.zeros((len(boxes), num_slopes, 4))
+        if not len(rows):
+            return worst
+        found = of_ranges(t, None if C is None else C[rows])
+        found = np.where(np.isnan(found), math.inf, found)
+        for number in range(int(np.bincount(rows).max())):
+            some = np.flatnonzero(_occurrence(rows) == number)
+            place = rows[some]
+            is_worse = ~(found[some].sum(axis=2) <= worst[place].sum(axis=2))
+            worst[place] = np.where(is_worse[..., None], found[some], worst[place])
+        return worst
+
+    def for_each(ranges: Interval) -> Interval:
+        """Return the ranges once for each variable."""
+        return Interval(np.tile(ranges.lo, (d, 1)), np.tile(ranges.hi, (d, 1)))
+
+    def of_ranges(t: Interval, C: Interval | None) -> Float[np.ndarray, "boxes slopes terms"]:
+        n, t, C = len(t), for_each(t), None if C is None else for_each(C)
+        by = np.repeat(np.eye(d), n, axis=0)
+        slopes = SlopeFlow(ErrorFlow(flow, t, C, has_signs), stages, t, by, rounding)
+        by_slopes, by_values, off, rounded = slopes.at(outputs)
         found = np.stack([by_slopes, by_values, off, rounded], axis=2)
         if has_signs:
             found = scaled(found, up(slopes.signed(outputs) + up(off + rounded), 2))
@@ -279,6 +358,15 @@ def composed_slopes(
     terms = [Term(name, x, REASONS[name]) for name, x in zip(names, sums, strict=True) if x > 0]
     terms.sort(key=lambda term: -term.value)
     return ComposedSlopes(float(up(math.fsum(sums), 2)), tuple(terms), axes, num_chosen)
+
+
+def _occurrence(rows: Int[np.ndarray, " rows"]) -> Int[np.ndarray, " rows"]:
+    """Return for each entry the number of equal entries before it."""
+    order = np.argsort(rows, kind="stable")
+    ordered = rows[order]
+    found = np.empty_like(rows)
+    found[order] = np.arange(len(rows)) - np.searchsorted(ordered, ordered)
+    return found
 
 
 def require_close(slack: float, value: float, text: str) -> None:
