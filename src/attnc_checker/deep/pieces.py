@@ -66,7 +66,7 @@ class Pieces:
             for a, b in itertools.pairwise(edges)
             if not any(lo <= a and b <= hi for lo, hi in holes)
         ]
-        require(bool(found), f"all of the interval of stage {claim.name} is excluded")
+        require(bool(found), "all of the interval of a stage is excluded")
         largest = most([piece.jump for piece in found])  # smaller jumps cost nothing more
         jumps = [(piece.values[1] - piece.values[0]).upper() for piece in found]
         self.pieces = [
