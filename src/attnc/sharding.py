@@ -179,7 +179,8 @@ def why_not_in_shards(network: Network) -> str | None:
 
 
 def _target_of(network: Network) -> Target:
-    return as_target(network.expression or network.definitions or "", network.box.as_dict())
+    source = network.expression or network.definitions or ""
+    return as_target(source, network.box.as_dict(), p=float(network.certificate.norm))
 
 
 def _request_of(network: Network) -> ProofRequest:
