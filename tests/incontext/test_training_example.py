@@ -24,6 +24,17 @@ def test_constructed_programs_reach_the_posterior_mean():
 @pytest.mark.slow
 def test_training_learns_something():
     pytest.importorskip("torch")
-    rows = dict(EXAMPLE["table"](steps=200, layers=2, seed=0))
+    model = EXAMPLE["trained"](steps=200, layers=2, seed=0)
+    rows = dict(EXAMPLE["table"](model, steps=200, layers=2, seed=0))
     trained = next(error for name, error in rows.items() if name.startswith("trained"))
     assert rows["ridge, the posterior mean"] < trained < rows["answer 0"]
+    shares = EXAMPLE["layer_by_layer"](model, layers=2, seed=0)
+    assert set(shares) == {"trained (probe)", "plain", "chebyshev", "newton"}
+    assert all(len(each) == 3 for each in shares.values())
+
+
+@pytest.mark.slow
+def test_a_constructed_program_is_trained_on():
+    pytest.importorskip("torch")
+    before, after = EXAMPLE["trained_on"](layers=2, steps=40, seed=0)
+    assert after < before

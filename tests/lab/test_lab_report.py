@@ -99,6 +99,12 @@ def drift_ratio(folder: Path, name: str) -> float:
     return float((off * beta)[beta > 4].max() / math.log(9))
 
 
+def largest_looseness(folder: Path, name: str) -> float:
+    """The largest ratio of the bound of a ball to the error of its heads."""
+    found = rows(folder, name, kind="ball")
+    return float((np.array(column(found, "bound")) / np.array(column(found, "error"))).max())
+
+
 RECOMPUTED: dict[str, Callable[[Path, str], float]] = {
     "rate_in_p-0-max_exponent": slope("p", "max_error", -1, kind="hard", setting="decades"),
     "rate_in_p-2-mse_low": lambda f, name: interval(
@@ -122,6 +128,7 @@ RECOMPUTED: dict[str, Callable[[Path, str], float]] = {
     "incontext-0-one_head": slope("eps", "error", kind="step", heads="1"),
     "beyond-1-median": median_of_bounds,
     "diagnosis-2-largest_ratio": drift_ratio,
+    "prompt_programs-0-largest_looseness": largest_looseness,
 }
 """A number of every experiment, by a way of its own from the CSV."""
 
