@@ -164,7 +164,7 @@ def networks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with saved networks."""
     folder = tmp_path_factory.mktemp("networks")
     for name, (expression, box, eps, options) in NETWORKS.items():
-        attnc.compile(expression, box, eps=eps, **options).save(folder / name)
+        attnc.compile(expression, box, eps=eps, seconds=HOUR, **options).save(folder / name)
     for name in ("tails", "table", "norm", "second-dtype", "chain", "definitions", "gradient"):
         shutil.copytree(OLD / name, folder / name)
     return folder
