@@ -79,6 +79,7 @@ class Speed:
     spline: float | None
     torch: float | None  # NUM_TORCH points, as the next two
     jax: float | None
+    jitted: float | None  # the JAX function within a `jax.jit` of the caller
     torch_unit: float
     point: float  # one point
 
@@ -104,7 +105,7 @@ def timed(function: Function, num_points: int, num_torch: int, turns: int) -> Sp
     if importlib.util.find_spec("torch"):
         runs["torch"] = torch_run(net, few)
     if importlib.util.find_spec("jax") and hasattr(net, "to_jax"):
-        runs["jax"] = jax_run(net, few)
+        runs |= jax_runs(net, few)
     took |= alternated(runs, turns, SECONDS_PER_FUNCTION / 2, TURN_SECONDS)
 
     def thousand() -> None:
@@ -112,7 +113,7 @@ def timed(function: Function, num_points: int, num_torch: int, turns: int) -> Sp
             net(one)
 
     took |= {"point": alternated({"point": thousand}, 3, 0.2)["point"] / 1000}
-    names = ("unit", "contiguous", "fast", "plain", "spline", "torch", "jax", "torch_unit", "point")
+    names = ("unit", "contiguous", "fast", "plain", "spline", "torch", "jax", "jitted", "torch_unit", "point")
     return Speed(function, net.num_anchors, **{name: took.get(name) for name in names})
 
 
@@ -135,12 +136,16 @@ def torch_run(net: attnc.Network, points: np.ndarray) -> Callable[[], object]:
     return run
 
 
-def jax_run(net: attnc.Network, points: np.ndarray) -> Callable[[], object]:
+def jax_runs(net: attnc.Network, points: np.ndarray) -> dict[str, Callable[[], object]]:
     import jax
 
     jax.config.update("jax_enable_x64", True)
-    compiled, array = jax.jit(net.to_jax()), jax.numpy.asarray(points)
-    return lambda: compiled(array).block_until_ready()
+    function, array = net.to_jax(), jax.numpy.asarray(points)
+    jitted = jax.jit(function)
+    return {
+        "jax": lambda: function(array).block_until_ready(),
+        "jitted": lambda: jitted(array).block_until_ready(),
+    }
 
 
 # --- the grid engine --------------------------------------------------------------------------------------------------
@@ -294,9 +299,10 @@ def ratio(part: float | None, whole: float | None, goal: float | None = None, *,
 def speed_table(speeds: Sequence[Speed], num_points: int) -> Iterator[str]:
     yield (
         "| function | eps | keys | net, × numpy | goal | net, × spline | without numba, × numpy | × spline "
-        "| to_torch, × numpy | to_jax, × numpy | one point, µs | numpy, ns | numpy on contiguous columns |"
+        "| to_torch, × numpy | to_jax, × numpy | in the caller's jit "
+        "| one point, µs | numpy, ns | numpy on contiguous columns |"
     )
-    yield "|:--|" + "--:|" * 12
+    yield "|:--|" + "--:|" * 13
     for one in speeds:
         function = one.function
         point = f"{1e6 * one.point:.1f}"
@@ -311,6 +317,7 @@ def speed_table(speeds: Sequence[Speed], num_points: int) -> Iterator[str]:
             ratio(one.plain, one.spline),
             ratio(one.torch, one.torch_unit, GOAL_TORCH),
             ratio(one.jax, one.torch_unit, GOAL_JAX),
+            ratio(one.jitted, one.torch_unit),
             f"**{point}**" if one.point > GOAL_POINT else point,
             f"{1e9 * one.unit / num_points:.1f}",
             ratio(one.contiguous, one.unit),

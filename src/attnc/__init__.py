@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from attnc import constructions, incontext
+from attnc import constructions
 from attnc.comparing import Comparison, HeadComparison, compare
 from attnc.compiling import compile
 from attnc.constructions import Built, Estimate
@@ -38,6 +38,7 @@ from attnc.targets.target import Target
 from attnc.verifying import verify
 
 if TYPE_CHECKING:
+    from attnc import incontext as incontext
     from attnc import nn as nn
     from attnc_lab import Diagnosis, Symptom, diagnose
 
@@ -105,11 +106,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import the names of the lab, and the layers, on first use."""
-    if name == "nn":
+    """Import the names of the lab, the layers and the estimators on first use."""
+    if name in ("incontext", "nn"):
         import importlib
 
-        return importlib.import_module("attnc.nn")
+        return importlib.import_module(f"attnc.{name}")
     if name in ("Diagnosis", "Symptom", "diagnose"):
         import attnc_lab
 

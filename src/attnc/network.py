@@ -944,6 +944,10 @@ class Network:
         the batch axis: `jax.vmap(jax.grad(function))(points)` has the gradient at each point. `vmap` evaluates all of
         its points at once. A batch with many keys is evaluated in blocks, so that memory stays bounded.
 
+        A call with arrays uses vectors of 512 bits on processors that have them. Within `jax.jit` and other
+        transformations the options of the caller hold: set XLA_FLAGS=--xla_cpu_prefer_vector_width=512 before the
+        program starts, or pass it in `compiler_options` of the outermost `jax.jit`.
+
         Parameters
         ----------
         outside : str

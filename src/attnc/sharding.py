@@ -45,7 +45,7 @@ from attnc.targets.target import Target
 
 NUM_SHARDS = 64
 """The number of shards, unless another is chosen. It does not depend on the machine, so that certificates do not."""
-MAX_CELLS = 2**22
+MAX_SHARD_CELLS = 2**22
 """Most cells of a shard."""
 SAMPLED_LEAVES = 256
 """Number of leaves of each shard that a merge compares with the network at a random point."""
@@ -187,7 +187,7 @@ def _request_of(network: Network) -> ProofRequest:
     claim = network.certificate
     return ProofRequest(
         p=float(claim.norm),
-        cells=MAX_CELLS,
+        cells=MAX_SHARD_CELLS,
         eps=network.eps or BESIDE_THEOREM * (claim.bound or 0.0),
         observed=claim.observed or 0.0,
         truncation=network.truncation,

@@ -178,7 +178,7 @@ def test_little_work_of_compiled_loops_stays_on_one_thread(monkeypatch: pytest.M
 
     points, ends = np.zeros((1000, 1)), (np.zeros(1), np.zeros(1))
     work = numpy_engine.LEAST_COMPILED // len(points)
-    for each, expected in ((work, 1), (work + 1, numpy_engine.MOST_PARTS)):
+    for each, expected in ((work, 1), (work + 1, 3), (99 * work, numpy_engine.MOST_PARTS)):
         parts.clear()
         numpy_engine.in_parts(run, points, points.copy(), ends, 1, each, least=numpy_engine.LEAST_COMPILED, threads=1)
         assert sum(parts) == len(points)

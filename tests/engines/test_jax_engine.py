@@ -143,6 +143,23 @@ def test_logits_that_span_a_million_have_finite_gradients(dtype: type) -> None:
     assert jnp.isfinite(jax.grad(lambda x: function(x).sum())(points)).all()
 
 
+@pytest.mark.parametrize("text", ["x*y", "1/(1+25*x**2)+y", "log(1+x**2+y**2)*tanh(x-y)"])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_a_call_within_a_transformation_agrees(text: str, dtype: str) -> None:
+    """A call with arrays has options of its own, which JAX refuses within `jit`, also for arrays that are constants."""
+    net = attnc.compile(text, {"x": (-1, 1), "y": (-1, 1)}, 1e-4, dtype=dtype)
+    function, points = net.to_jax(), np.random.default_rng(0).uniform(-1, 1, (500, 2)).astype(dtype)
+    found = (
+        function(points),
+        jax.jit(function)(points),
+        jax.jit(lambda zero: function(points) + zero)(jnp.zeros((), dtype)),
+        jax.vmap(function)(points),
+        jax.jit(function, compiler_options={"xla_cpu_prefer_vector_width": 128})(points),
+    )
+    for values in found:
+        assert_agrees(net.program, (points,), np.asarray(values).reshape(-1, *net.program.output_shape))
+
+
 # --- inputs -----------------------------------------------------------------------------------------------------------
 
 

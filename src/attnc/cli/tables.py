@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 MAX_CSV_BYTES = 2**26
 """Size limit of a CSV file with examples or a matrix, in bytes: a million rows of 64 characters. Tables have none."""
-MAX_ROWS = 10**6
+MAX_EXAMPLE_ROWS = 10**6
 """Most rows of such a file."""
 ZARR_FILES = (".zgroup", "zarr.json", ".zmetadata")
 """The files by which a folder is known to be of Zarr."""
@@ -197,8 +197,8 @@ def _read(
     import numpy as np
 
     text = read_text(path, MAX_CSV_BYTES, "thin the table first")
-    too_long = FileError(f"{path}: more than {MAX_ROWS:,} rows; thin the table first")
-    if max(text.count("\n"), text.count("\r")) > MAX_ROWS + 1:  # counted before memory is allocated for them
+    too_long = FileError(f"{path}: more than {MAX_EXAMPLE_ROWS:,} rows; thin the table first")
+    if max(text.count("\n"), text.count("\r")) > MAX_EXAMPLE_ROWS + 1:  # counted before memory is allocated for them
         raise too_long
     if any(len(line) > MAX_LINE for line in io.StringIO(text, newline="")):
         raise FileError(f"{path}: a line has more than {MAX_LINE:,} characters; leave columns out")
@@ -213,7 +213,7 @@ def _read(
     columns = [column_of(path, name, header) for name in names]
     numbers, lines = list[list[float]](), list[int]()
     for line, cells in rows:
-        if len(lines) == MAX_ROWS:
+        if len(lines) == MAX_EXAMPLE_ROWS:
             raise too_long
         if len(cells) < len(header) or any(cell.strip() for cell in cells[len(header) :]):
             raise InputError(

@@ -5,6 +5,10 @@ row of its own, and XLA fuses all operations on the rows into few loops. This to
 scores. A larger program runs stage by stage, with a row of scores for each query of a point. Then points are taken in
 blocks, and a gradient computes every block again, so that memory stays bounded.
 
+XLA computes on vectors of 256 bits, unless it is told otherwise. A call with arrays takes 512 bits, if the processor
+has them: that needs 0.6 of the time. JAX refuses such options within another transformation, where those of the caller
+hold.
+
 XLA on a CPU takes subnormal numbers as zero. The rounding term of a certificate covers this: it counts the least normal
 number for every underflow (`proofs.rounding.program`). XLA may merge two sums over axes into one, whose order is
 unknown. So sums over keys in float32 are chains of additions, which it leaves as they are (`ir.summing`).
@@ -56,6 +60,8 @@ MOST_WRITTEN_KEYS = 8
 and 5.5 s to compile 128 that are written out."""
 SATURATED = 37.0
 """e^−37 is less than the unit roundoff of float64."""
+WIDE = {"xla_cpu_prefer_vector_width": 512}
+"""Options of XLA for calls with arrays. The width of vectors changes no result of operations on rows."""
 CELLS_PER_JAX_BLOCK = 2**20
 """Number of array cells of a block of points in stages: 8 MiB of float64. A single row of scores may be longer."""
 DENSE_CELLS = 2**16
@@ -75,7 +81,9 @@ def to_jax(program: Program, limits: Limits | None = None, *, is_nan_outside: bo
     """
     dtype, shapes = program.dtype, program.input_shapes
     _require_dtype(dtype)
-    run = _evaluator(pruned(normal_form(program)), dtype)
+    form = pruned(normal_form(program))
+    written = _written(form, dtype)
+    run = _staged(form) if written is None else functools.partial(_written_out, written)
     least, most = (None, None) if limits is None else (end.astype(dtype) for end in limits)
 
     def network(*inputs: Array) -> Array:
@@ -96,7 +104,31 @@ def to_jax(program: Program, limits: Limits | None = None, *, is_nan_outside: bo
         out = out.reshape(len(u), *program.output_shape)
         return out[0] if is_one else out
 
-    return jax.jit(network)
+    compiled = jax.jit(network)
+    if written is None or not _takes_options():
+        return compiled
+    wide = jax.jit(network, compiler_options=WIDE)
+
+    @functools.wraps(network)
+    def evaluate(*inputs: Array) -> Array:
+        if not any(isinstance(given, jax.core.Tracer) for given in inputs):
+            try:
+                return wide(*inputs)
+            except ValueError:  # the inputs are wrong, or they are constants of a function that is being traced
+                pass
+        return compiled(*inputs)
+
+    return evaluate
+
+
+@functools.cache
+def _takes_options() -> bool:
+    """Return whether this version of XLA has the options."""
+    try:
+        jax.jit(operator.neg, compiler_options=WIDE)(1.0)
+    except Exception:  # XLA has an error of its own
+        return False
+    return True
 
 
 def _require_dtype(dtype: np.dtype[Any]) -> None:
@@ -107,11 +139,11 @@ def _require_dtype(dtype: np.dtype[Any]) -> None:
         )
 
 
-def _evaluator(form: NormalForm, dtype: np.dtype[Any]) -> Run:
+def _written(form: NormalForm, dtype: np.dtype[Any]) -> Instructions | None:
+    """Return the instructions of a program, or None if there are too many to write them out."""
     given = instructions(form, dtype)
-    if given is not None and sum(map(_num_terms, given.steps)) <= MOST_TERMS:
-        return functools.partial(_written_out, given)
-    return _staged(form)
+    is_small = given is not None and sum(map(_num_terms, given.steps)) <= MOST_TERMS
+    return given if is_small else None
 
 
 def _num_terms(step: Instruction) -> int:
@@ -186,7 +218,7 @@ def _head(
     The derivative of an average A along query entry j is Σ_k p_k·slope_kj·(v_k − A). It is written here, because the
     derivatives of all operations one by one take XLA twenty times as long to compile.
     """
-    polynomials = None if powers is None else _Polynomials.of(powers, values)
+    polynomials = None if powers is None else _Polynomials.of(powers, slopes[:, 0], values)
 
     def run(zero: Array, *read: Array) -> tuple[Array, ...]:
         if polynomials is not None and jax.config.jax_enable_x64:
@@ -218,22 +250,26 @@ class _Polynomials:
     """The averages of a head as quotients of polynomials in E = e^{step·x} or 1/E, in float64 (`powers`).
 
     Rounding.  The powers of E are the same in all sums. Terms of the sum of weights round once besides additions, those
-    of products with values twice, and the quotient once: certificates count one, and three.
+    of products with values twice, and the quotient once: certificates count one, and three. `powers` spends one
+    rounding on the spacing of the slopes. If it is exact, or if the program computes in float32, the coefficient of the
+    exponent may be rounded instead.
 
     Beyond `reach`, x is moved to it. There the first or the last key leads by SATURATED, so that all others together
     weigh less than a unit roundoff.
     """
 
-    def __init__(self, powers: Powers, values: np.ndarray, middle: int) -> None:
+    def __init__(self, powers: Powers, slopes: np.ndarray, values: np.ndarray, middle: int) -> None:
         weights, products = powers.coefficients, powers.coefficients[:, None] * values.astype(np.float64)
         self._rate, self._reach = _in_two_parts(powers.step), _largest(len(weights), middle) / abs(powers.step)
+        if slopes.dtype == np.float32 or _is_lattice(slopes, powers.step):
+            self._rate = self._rate[0], 0.0
         self._sides = [
             (sign, [each.tolist() for each in (weights[part], *products[part].T)])
             for sign, part in ((1, slice(middle, None)), (-1, slice(middle - 1, None, -1)))[: 2 if middle else 1]
         ]
 
     @classmethod
-    def of(cls, powers: Powers, values: np.ndarray) -> _Polynomials | None:
+    def of(cls, powers: Powers, slopes: np.ndarray, values: np.ndarray) -> _Polynomials | None:
         """Return None if weights are not saturated where x is moved to.
 
         If positive powers are too large there, those of 1/E are used for the first half of the keys.
@@ -243,7 +279,7 @@ class _Polynomials:
         for middle in (0, keys // 2):
             exponent = _largest(keys, middle)
             if min(exponent * abs(end - k) + logs[end] - logs[k] for end, k in ends) >= SATURATED:
-                return cls(powers, values, middle)
+                return cls(powers, slopes, values, middle)
         return None
 
     def __call__(self, x: Array) -> tuple[Array, ...]:
@@ -254,8 +290,8 @@ class _Polynomials:
             powers = raised(first, len(weights) + (sign < 0))[sign < 0 :]
             sums.append([_polynomial(each, powers) for each in (weights, *products)])
         total, *mixed = sums[0] if len(sums) == 1 else [one + other for one, other in zip(*sums, strict=True)]
-        total = total + (given - given)  # NaN if x is not finite
-        return tuple((each / total).astype(x.dtype) for each in mixed)
+        undefined = given * 0.0  # NaN if x is not finite; one operation with the sum
+        return tuple(((each + undefined) / total).astype(x.dtype) for each in mixed)
 
 
 def _largest(keys: int, middle: int) -> float:
@@ -270,6 +306,12 @@ def _polynomial(coefficients: Sequence[float], powers: Sequence[Array]) -> Array
     return terms[0]
 
 
+def _is_lattice(slopes: np.ndarray, step: float) -> bool:
+    """Return whether the slopes are k·step + s in exact numbers."""
+    first, *others = (Fraction(slope) for slope in slopes.tolist())
+    return all(slope - first == k * Fraction(step) for k, slope in enumerate(others, 1))
+
+
 def _in_two_parts(exponent: float) -> tuple[float, float]:
     """Return exponent·log₂e as the sum of two numbers."""
     exact = Fraction(exponent) * LOG2_E
@@ -280,7 +322,8 @@ def power_of_two(x: Array, rate: float, low: float) -> Array:
     """Return 2^((rate + low)·x), in float64, for results that are normal numbers."""
     scaled = x * rate
     n = jnp.round(scaled)
-    return _shifted(n, (scaled - n) + x * low)
+    r = scaled - n
+    return _shifted(n, r + x * low if low else r)
 
 
 def _shifted(n: Array, r: Array) -> Array:

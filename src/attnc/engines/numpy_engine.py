@@ -201,12 +201,13 @@ def in_parts(
     """Set the outputs, in parts that threads take. Return whether all variables are within the limits.
 
     A part has `fewest` points or more if two parts are left, and memory allows. With less work than `least` in all, one
-    thread does it. The calling thread takes parts like the
-    others, because waking a thread takes some time. No part starts once another one has found a variable beyond its
-    limits.
+    thread does it. A part has at least half of that work, because each part costs a call. The calling thread takes
+    parts like the others, because waking a thread takes some time. No part starts once another one has found a variable
+    beyond its limits.
     """
     batch = len(u)
-    parts = min(MOST_PARTS, 1 + batch * work_per_point // SCORES_PER_THREAD) if batch * work_per_point >= least else 1
+    work = batch * work_per_point
+    parts = min(MOST_PARTS, 1 + work // max(SCORES_PER_THREAD, least // 2)) if work >= least else 1
     most = CELLS_PER_POINT_BLOCK // max(1, cells_per_point), SCORES_PER_POINT_BLOCK // max(1, work_per_point)
     step = max(1, min(*most, -(-batch // parts)), min(fewest, 2 * most[0], -(-batch // 2)))
     if batch == step and progress is None:

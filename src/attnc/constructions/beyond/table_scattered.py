@@ -59,7 +59,7 @@ faster but square the condition number."""
 MAX_SMOOTH_ANCHORS, MAX_FINE_ANCHORS = 2000, 600
 """Largest numbers of anchors of a smooth fit by normal equations and by singular values. They bound the time of one fit
 to seconds."""
-SAMPLED = 2**16
+SAMPLED_ROWS = 2**16
 """Number of points at which a search measures errors. All points are checked afterwards."""
 MAX_CHECKS = 8
 """Largest number of checks of all points. After each that fails, the worst points join the sample and all fits.
@@ -196,7 +196,7 @@ class ScatteredSearch(TableSearch):
         largest = MAX_FINE_ANCHORS if self.is_fine else MAX_SMOOTH_ANCHORS
         self.most = min(self.limit, int(0.6 * table.num_points), largest)
         self.ridges = [0] * len(SHAPES)  # for each shape, the index in RIDGES that its last fit used
-        self.order = np.random.default_rng(0).permutation(table.num_points)[:SAMPLED]
+        self.order = np.random.default_rng(0).permutation(table.num_points)[:SAMPLED_ROWS]
         self.hard = NO_ROWS  # the worst points of earlier checks
         self.smoothest: _GridFit | None = None  # the grid with the least error so far
         some = np.sort(self.order[:NEIGHBOURS_OF])

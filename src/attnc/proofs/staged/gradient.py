@@ -67,7 +67,7 @@ from attnc.targets.expressions.expression import Expression
 from attnc.targets.parts.part import Combination, Derivation, Source, function_of_t
 from attnc.targets.target import Target
 
-FAR_BELOW = 1e-6
+SLOPES_FLOOR = 1e-6
 """The part of eps below which no bound of the slopes of a head is sought. Later heads may make it a thousand times
 larger, and it is negligible even then."""
 SHARPENED, MUCH_SMALLER, WORTH_SHARPENING = 4, 0.8, 0.1
@@ -353,7 +353,7 @@ class ProvedSlopes:
                 observed=0.0 if strip is None else float(seen),
                 tolerance=LOOSE_LEAVES,
                 floor=rounding.level + least,
-                goal=FAR_BELOW * eps,
+                goal=SLOPES_FLOOR * eps,
                 start_level=LEAST_LEVEL,
                 budget=Budget(MOST_CELLS),
             )

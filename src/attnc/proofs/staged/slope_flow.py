@@ -63,7 +63,7 @@ within 2^−53; numbers such as π/3 within a few units more."""
 FURTHER_ROUNDINGS = 64
 """Roundings of a product in a layer besides those of sums: differences, divisions, exponentials' weights, and some to
 spare."""
-ROUNDING_ROOM = 1.125
+PATH_ROUNDING_ROOM = 1.125
 """Factor on the rounding of products: prover and checker bound the sizes of products in their own ways."""
 OVERFLOW = {"float64": 2.0**1000, "float32": 2.0**120}
 """No product of sizes along a path may reach this."""
@@ -146,7 +146,7 @@ def path_rounding(stages: Sequence[SlopeStage], outputs: SlopeOutputs, num: int,
     if not (peak < OVERFLOW[dtype] and num * unit < 0.125):
         return PathRounding(math.inf, math.inf)
     lost = num**2 * float(np.finfo(dtype).smallest_normal) * peak
-    return PathRounding(float(up(ROUNDING_ROOM * gamma(num, unit), 4)), float(up(ROUNDING_ROOM * lost, 4)))
+    return PathRounding(float(up(PATH_ROUNDING_ROOM * gamma(num, unit), 4)), float(up(PATH_ROUNDING_ROOM * lost, 4)))
 
 
 class SlopeFlow:
