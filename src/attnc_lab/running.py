@@ -24,7 +24,7 @@ Job = tuple[str, Cell, int]
 Place = tuple[int, int]
 """The number of an experiment, and that of a cell among its missing cells."""
 Start = Callable[[dict[Place, Job]], Iterable[tuple[Place, Measured]]]
-PACKAGES = ("numpy", "scipy", "torch", "matplotlib", "jinja2")
+PACKAGES = ("numpy", "scipy", "scikit-learn", "torch", "matplotlib", "jinja2")
 """The packages whose versions may change the numbers."""
 ONE_AT_A_TIME = threading.Lock()
 
@@ -53,7 +53,7 @@ def run(
     out : path
         The folder of the run.
     profile : str
-        The size of the run: "quick" takes minutes, "full" takes hours.
+        The size of the run: "full" has longer sweeps and trainings than "quick".
     seed : int
         The seed of random numbers. The same seed gives the same results.
     cluster : str, optional

@@ -20,7 +20,7 @@ from attnc_lab.running import measure_cell
 
 pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
-CHEAP = ("selection", "frequency", "incontext", "diagnosis")
+CHEAP = ("selection", "frequency", "incontext", "diagnosis", "estimators")
 """The experiments that take seconds."""
 
 
@@ -75,10 +75,11 @@ def interval(folder: Path, name: str, y: str, **wanted: str) -> tuple[float, flo
     return math.exp(logs.mean() - reach), math.exp(logs.mean() + reach)
 
 
-def ratio_of_medians(folder: Path, name: str) -> float:
+def change_of_norms(folder: Path, name: str) -> float:
+    """The geometric mean of the norms over seeds at σ = 0.4 and 0.8, over that at 0.05 and 0.1."""
     found = rows(folder, name, kind="trained", what="random")
-    sigma, norms = column(found, "sigma"), column(found, "norm")
-    return float(np.median(norms[sigma >= 0.4]) / np.median(norms[sigma <= 0.1]))
+    sigma, norms = column(found, "sigma"), np.log(column(found, "norm"))
+    return math.exp(norms[sigma >= 0.4].mean() - norms[sigma <= 0.1].mean())
 
 
 def oscillation_ratio(folder: Path, name: str) -> float:
@@ -105,6 +106,14 @@ def largest_looseness(folder: Path, name: str) -> float:
     return float((np.array(column(found, "bound")) / np.array(column(found, "error"))).max())
 
 
+def correction_gain(folder: Path, name: str) -> float:
+    """The least error without a correction over that with one, at the longest prompt on a grid."""
+    found = rows(folder, name, kind="corrected", d="1", prompt="grid")
+    fill, count, error = (column(found, each) for each in ("fill", "corrections", "inner_error"))
+    last = fill == fill.min()
+    return float(error[last & (count == 0)].min() / error[last & (count == 1)].min())
+
+
 RECOMPUTED: dict[str, Callable[[Path, str], float]] = {
     "rate_in_p-0-max_exponent": slope("p", "max_error", -1, kind="hard", setting="decades"),
     "rate_in_p-2-mse_low": lambda f, name: interval(
@@ -122,13 +131,26 @@ RECOMPUTED: dict[str, Callable[[Path, str], float]] = {
     "scaling-3-exponent": slope("D", "anchors", -1, kind="compose"),
     "two_dimensional-0-exponent": lambda f, name: -slope("eps", "anchors", kind="self")(f, name),
     "learnability-5-drift": final_distance,
-    "noise-3-norms_random": ratio_of_medians,
+    "noise-3-norms_random": change_of_norms,
     "perturbation-1-hard_clip": largest("slope", subject="hard clip", part="all"),
     "sequences-0-exponent_2": slope("P", "max_error", kind="constructed", model="two layers", n="2"),
     "incontext-0-one_head": slope("eps", "error", kind="step", heads="1"),
     "beyond-1-median": median_of_bounds,
     "diagnosis-2-largest_ratio": drift_ratio,
     "prompt_programs-0-largest_looseness": largest_looseness,
+    "incontext_universal-2-gain_1": correction_gain,
+    "convergence-0-difference_logistic": lambda f, name: column(
+        rows(f, name, kind="path", model="logistic"), "difference"
+    )[-1],
+    "cross_inputs-1-largest_ratio": lambda f, name: (
+        column(rows(f, name, kind="jump"), "bound") / column(rows(f, name, kind="jump"), "error")
+    ).max(),
+    "beyond_the_box-1-to_nearest": largest("to_nearest", kind="far", net="hard"),
+    "dimension-2-grid_first": largest("unexplained", kind="equal grid", d="2"),
+    "real_tasks-0-attention_only": lambda f, name: math.exp(
+        np.log(column(rows(f, name, task="digits", model="attention only"), "error")).mean()
+    ),
+    "estimators-0-share_ridge": largest("share", kind="fit", model="ridge"),
 }
 """A number of every experiment, by a way of its own from the CSV."""
 

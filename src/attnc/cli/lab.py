@@ -59,7 +59,7 @@ def run_command(
         typer.Argument(metavar="NAME", help="Names from attnc lab list, or all.", autocompletion=_experiments),
     ],
     profile: Annotated[
-        str, one_of("The size of the run: quick takes minutes, full takes hours.", ("quick", "full"))
+        str, one_of("The size of the run: full has longer sweeps and trainings than quick.", ("quick", "full"))
     ] = "quick",
     seed: Annotated[
         int, typer.Option(metavar="N", help="The seed of random numbers. The same seed gives the same results.")

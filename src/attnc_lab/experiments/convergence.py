@@ -327,9 +327,11 @@ def judge(table: Table) -> Verdicts:
     count = sum(row["error"] <= row["bound"] + floor for row in sized)
     slack = {model: Span.of(sized.where(model=model).above("error", 1e-9).ratio("bound", "error")) for model in MODELS}
     yield Verdict(
-        "Statistical models in context: every estimator's error is below its proven bound, over T, N and d.",
+        "Statistical models in context: after T steps the error is below a bound that is proven for every prompt of "
+        "the same norms, over T, N and d.",
         Status.HOLDS.when(count == len(sized)),
-        f"in {count} of {len(sized)} fits with T = 1 … 300, N = 10 … 1,000 and d = 1 … 32. Where the error is above "
+        f"least squares, logistic and Poisson regression: in {count} of {len(sized)} fits with T = 1 … 300, N = 10 … "
+        "1,000 and d = 1 … 32. Where the error is above "
         f"1e-9 the bound is {listed('{1:.3g} times it ({0})', slack)}: it assumes the worst prompt of its norms.",
         {f"largest_ratio_{model.replace(' ', '_')}": span.largest for model, span in slack.items()},
     )

@@ -34,7 +34,7 @@ DIMENSIONS = tuple(range(2, 11))
 TRAINED = {"quick": (2, 4, 6, 8, 10), "full": DIMENSIONS}
 BUILT = {"quick": 3, "full": 4}
 """The largest dimension in which a grid for EPS is built. The size of larger grids is predicted from these."""
-STEPS, SEEDS = {"quick": 800, "full": 6000}, 5
+STEPS, SEEDS = {"quick": 800, "full": 2500}, 5
 PARAMETERS = 2000
 """The number of parameters of all trained models, and of a grid head beside them, at most."""
 BUDGET = 1e6

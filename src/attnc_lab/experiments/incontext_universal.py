@@ -174,7 +174,7 @@ def judge(table: Table) -> Verdicts:
         f"one correction v = y + (y − Ay) is one more layer. Within |x| ≤ 0.7 the exponents in the fill distance, for "
         f"one variable and a grid of examples, are {listed('{1:.2f} ({0} corrections)', shown)}; for random examples "
         f"{listed('{1:.2f} ({0})', random)}. At the longest prompt of a grid one correction makes the error "
-        f"{listed('{1:.1f} times (d = {0})', gains)} smaller. This is measured, not proved.",
+        f"{listed('{1:,.0f} times (d = {0})', gains)} smaller. This is measured, not proved.",
         {f"exponent_{count}": value for count, value in shown.items()}
         | {f"gain_{d}": gain for d, gain in gains.items()},
     )

@@ -40,7 +40,7 @@ TEXTS = {"smooth": "sin x + cos y", "kinked": "|x| − |y|", "discontinuous": "s
 COLOURS = {"adam": drawing.BLUE, "sgd": drawing.GREEN, "from construction": drawing.ORANGE}
 OF_TARGET = {"smooth": drawing.BLUE, "kinked": drawing.GREEN, "discontinuous": drawing.ORANGE}
 SEEDS = 5
-STEPS = {"quick": 2000, "full": 10_000}
+STEPS = {"quick": 2000, "full": 4000}
 
 
 def cells(profile: str) -> list[Cell]:

@@ -19,6 +19,8 @@ PARTS = ("all", "affine", "W_Q", "W_K", "W_V", "W_O")
 WAYS = ("random", "sign", "one weight", "gradient")
 CANDIDATES, ATTACKED = 500, 64
 """The number of points at which slopes are computed, and of those among them that the adversary attacks."""
+BOUND_SECONDS = 600.0
+"""The limit of time for a bound. It takes about a second, so results do not depend on the machine's other work."""
 COLOURS = {
     "hard clip": drawing.INK,
     "soft clip": drawing.BLUE,
@@ -81,7 +83,7 @@ def measure(cell: Cell, seed: int) -> Iterator[Row]:
         chosen = torch.unique(torch.cat([steep, wrong]))
     found = attack(weights, cell["part"], cell["size"], x[chosen], wanted[chosen], slopes[chosen], seed)
     of_part = slopes[chosen] * weights.of_part(cell["part"])
-    proven = network.bound(weights_within=cell["size"], seconds=20) if cell["part"] == "all" else None
+    proven = network.bound(weights_within=cell["size"], seconds=BOUND_SECONDS) if cell["part"] == "all" else None
     row: Row = {
         "numbers": int(weights.of_part(cell["part"]).sum()),
         "slope": float(of_part.abs().sum(1).max()),
@@ -97,7 +99,7 @@ def _radius(network: attnc.Network, eps: float) -> Row:
     """Return the largest relative size up to which the prover shows that the error stays within eps, by bisection."""
 
     def holds(size: float) -> bool:
-        bound = network.bound(weights_within=size, seconds=20)
+        bound = network.bound(weights_within=size, seconds=BOUND_SECONDS)
         return bound is not None and bound <= eps
 
     low, high = -10.0, -1.0

@@ -33,7 +33,7 @@ ANCHORS, TOKENS = (16, 64, 256, 1024), (1, 2, 4, 8, 16)
 """The numbers of anchors p and of tokens n, in all pairs."""
 TOTAL, HEADS = 128, (1, 2, 4, 8, 16, 32)
 """The total number of keys, and the numbers of heads that share them."""
-STEPS, SEEDS = {"quick": 600, "full": 6000}, 5
+STEPS, SEEDS = {"quick": 600, "full": 5000}, 5
 COLOURS = (drawing.BLUE, drawing.GREEN, drawing.ORANGE, drawing.PURPLE, drawing.SKY)
 
 
@@ -153,10 +153,11 @@ def judge(table: Table) -> Verdicts:
     )
     best = min(found, key=lambda H: found[H].mean)
     yield Verdict(
-        f"Heads ablated at a fixed total of {TOTAL} keys: trained, more heads are no worse than one.",
-        Status.HOLDS.when(all(found[H].low <= found[1].high for H in found), Status.NOT_REACHED),
-        f"largest error, mean of {SEEDS} seeds and 95 % interval: {listed('{1:.2g} (H = {0})', found)}; a constructed "
-        f"head has {shared[0]['max_error']:.2g}.",
+        f"Heads ablated at a fixed total of {TOTAL} keys: trained, no difference is seen between one head and more.",
+        Status.HOLDS.when(all(each.low <= found[1].high and found[1].low <= each.high for each in found.values())),
+        f"largest error, mean of {SEEDS} seeds and 95 % interval, all of which overlap with that of one head: "
+        f"{listed('{1:.2g} (H = {0})', found)}. None reaches a constructed head, which has "
+        f"{shared[0]['max_error']:.2g}.",
         {f"H_{H}": interval.mean for H, interval in found.items()},
         effort=Effort(int(trained[0]["steps"]), SEEDS, found[best].mean, f"error, H = {best},"),
     )

@@ -27,13 +27,15 @@ TOKENS = 10
 PER_HEAD = TOKENS - 2
 """Number of anchors per head. Two of its keys are sentinels."""
 HEADS = (1, 2, 4, 8, 16, 32)
+TRAINED = HEADS[:4]
+"""The numbers of heads that are trained."""
 LEVELS = (1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5)
 UNIT = attnc.TruncatedLinear([1.0], 0.0, 0.0, 1.0, box=(-0.5, 1.5))
 
 
 def cells(profile: str) -> list[Cell]:
-    steps, second_order = (2000, 25) if profile == "quick" else (6000, 60)
-    trained = sweep(kind="trained", H=HEADS[: 4 if profile == "quick" else 5], start=STARTS, steps=steps)
+    steps, second_order = (2000, 25) if profile == "quick" else (3000, 60)
+    trained = sweep(kind="trained", H=TRAINED, start=STARTS, steps=steps)
     levels = LEVELS if profile == "full" else LEVELS[:-1]
     return [
         *({**cell, "second_order": second_order} for cell in reversed(trained)),

@@ -65,7 +65,7 @@ def judge(table: Table) -> Verdicts:
         "High β makes attention one-hot: it selects the nearest anchor.",
         Status.HOLDS.when(least > 0.999 and off_hard < 0.1),
         f"at βΔ² = {SHOWN[-1]:g} the weight of the nearest anchor is {least:.6g} to six digits wherever x is at an "
-        f"anchor; the mean entropy is π²/(6βΔ²) within {100 * off_hard:.1f} % from βΔ² = 8 on: it falls like 1/β, "
+        f"anchor; the mean entropy is π²/(6βΔ²) within {100 * off_hard:.1g} % from βΔ² = 8 on: it falls like 1/β, "
         "since between two anchors a share of 1/β of all x stays undecided.",
         {"least_weight": least, "off": off_hard},
     )

@@ -183,10 +183,11 @@ def draw(table: Table, picture: drawing.Figure) -> None:
         if dtype != "float64":
             reach = np.full_like(beta, float(farthest(P, u)))
             left.theory(beta, reach, f"theory: at most √(¼+6ur²), {dtype}", colour, ":")
-        left.points(rows, "beta", "max_error", dtype, colour, marker)
+        style = {"size": 9, "is_open": True} if dtype == "float64" else {}  # float32 lies on it
+        left.points(rows, "beta", "max_error", dtype, colour, marker, **style)
         middle.points(rows, "beta", "zeros", f"measured, {dtype}", colour, marker)
         middle.law(rows, "beta", "zeros_predicted", f"predicted, {dtype}", colour)
-        right.points(table.where(sweep="p", dtype=dtype), "p", "max_error", dtype, colour, marker)
+        right.points(table.where(sweep="p", dtype=dtype), "p", "max_error", dtype, colour, marker, **style)
         right.theory(p, farthest(p, u), f"at most √(¼+6ur²), {dtype}", colour)
     left.legend(1)
 
