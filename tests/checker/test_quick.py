@@ -157,14 +157,14 @@ def test_a_model_on_a_larger_cell_bounds_every_leaf_in_it(tmp_path: Path):
         parts = [(LEVELS_UP + 2, (i,)) for i in range(2 ** (LEVELS_UP + 2))]
         leaf, found = subject.leaves[0], []
         for cell in parts:
-            bound = subject.larger.bound(subject, leaf, cell, claim.bound)
+            bound = subject.larger.bound(subject, leaf, cell, claim.bound, 0.0)
             found.append(bound is not None)
             ((lo, hi),) = subject.sides(cell)
             for share in (0, fmpq(1, 3), 1):
                 x = arb(lo + share * (hi - lo))
                 error = abs(average(head, [x])[0] - x.sin())
                 assert bound is None or error <= bound <= claim.bound
-                assert subject.larger.bound(subject, leaf, cell, float(error.lower()) / 2 + 1e-300) is None
+                assert subject.larger.bound(subject, leaf, cell, float(error.lower()) / 2 + 1e-300, 0.0) is None
                 subject.larger.failures, _ = 0, subject.larger.known.clear()
         assert any(found)
 
@@ -176,9 +176,9 @@ def test_a_leaf_between_knots_shares_no_model(tmp_path: Path):
         (subject,) = checking.proof_of(*checking.read(tmp_path / "net")).subjects
         uneven, leaf, cell = replace(subject, points=((-3.0, 2.5, 3.0),)), subject.leaves[0], (2, (1,))
         assert uneven.sides(cell) != subject.sides(cell)
-        assert uneven.larger.bound(uneven, leaf, cell, 1.0) is None
+        assert uneven.larger.bound(uneven, leaf, cell, 1.0, 0.0) is None
         within = (4, (5,))  # within one segment, parts are even again
-        assert uneven.larger.bound(uneven, leaf, within, 1.0) is not None
+        assert uneven.larger.bound(uneven, leaf, within, 1.0, 0.0) is not None
 
 
 def test_provers_without_heads_share_no_models() -> None:
@@ -186,4 +186,4 @@ def test_provers_without_heads_share_no_models() -> None:
     prover = Partition(Stage([], [Form({}, {})], []), [], parse("0*x", ["x"]), REAL, [], 1, arb(0), [])
     claim = SimpleNamespace(ends=((0.0, 1.0),), variables=("x",), truncation=0.0, title="", beyond=None)
     subject = Subject(claim, (), (), prover, ((0.0, 1.0),))
-    assert subject.larger.bound(subject, Leaf("taylor", 3, (2, (1,))), (2, (1,)), 1e-12) is None
+    assert subject.larger.bound(subject, Leaf("taylor", 3, (2, (1,))), (2, (1,)), 1e-12, 0.0) is None

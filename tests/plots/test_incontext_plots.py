@@ -55,8 +55,12 @@ def test_attention_of_chosen_heads(examples, tmp_path):
     assert np.abs(weights.sum(axis=-1) - 1).max() <= 1e-12
     plot_attention(model, tmp_path / "heads.png")
     plot_attention(Ridge().fit(*examples), tmp_path / "newton.png", heads=[0, 8])
-    logistic = LogisticRegression().fit(examples[0], examples[1] > 0)
+    logistic = LogisticRegression(method="nesterov").fit(examples[0], examples[1] > 0)
     assert attention_figure(logistic, layer="sum3").axes[0].images[0].get_array().shape == (8, 30)
+    newton = LogisticRegression().fit(examples[0], examples[1] > 0)
+    shown = attention_figure(newton, layer="sum3", heads=range(48)).axes[0].images[0].get_array()
+    assert np.isfinite(shown).all()
+    assert (shown == 0).all(axis=1).any()  # a head that gives all its weight to sinks
     with pytest.raises(InputError, match="the attention layers are gradient1"):
         attention_map(model.program_.program, [model.start_, model.prompt_], "update1")
 

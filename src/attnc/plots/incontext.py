@@ -69,7 +69,10 @@ def plot_attention(
 
 
 def attention_figure(model: Any, *, layer: str | None = None, heads: Sequence[int] | None = None) -> Figure:
-    """Draw one row per head: the weight of each token divided by the mean, less 1. The sinks are left out."""
+    """Draw one row per head: the weight of each token divided by the mean, less 1. The sinks are left out.
+
+    A head that gives all its weight to sinks has a row of zeros.
+    """
     program = model.program_.program
     layer = layer or next(each.name for each in program.layers if each.heads)
     inputs = [model.start_, model.prompt_] if len(program.input_shapes) > 1 else [model.prompt_]
@@ -77,7 +80,8 @@ def attention_figure(model: Any, *, layer: str | None = None, heads: Sequence[in
     rows = model.task_.prompt.rows
     query = int(np.argmax([len(np.unique(maps[0, q])) for q in range(maps.shape[1])]))
     weights = maps[:, query, :rows]
-    shown = (weights / weights.mean(axis=1, keepdims=True) - 1)[:, :TOKENS_SHOWN]
+    means = weights.mean(axis=1, keepdims=True)
+    shown = (weights / np.where(means > 0, means, 1.0) - (means > 0))[:, :TOKENS_SHOWN]
     most = float(np.abs(shown).max()) or 1.0
     chosen = list(heads) if heads is not None else list(range(len(maps)))
     note = f"the first {shown.shape[1]} of {rows} tokens: weight divided by the mean, less 1; "

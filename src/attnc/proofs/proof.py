@@ -237,13 +237,37 @@ class Excluded:
     hi: float
 
     def expression(self, variables: Sequence[str]) -> Expression:
-        """Return the argument as a function of these variables."""
+        """Return the argument as a function of these variables.
+
+        Parameters
+        ----------
+        variables : sequence of str
+            The names of all variables, in order.
+
+        Returns
+        -------
+        Expression
+            A function of points, with a column per variable.
+        """
         from attnc.targets.expressions.expression import Expression  # it imports scipy
 
         return Expression.parse(self.argument).with_variables(variables)
 
     def contains(self, points: npt.ArrayLike, variables: Sequence[str]) -> Bool[np.ndarray, " points"]:
-        """Return whether each of these points, with a column per variable, lies in the neighbourhood."""
+        """Return whether each of these points lies in the neighbourhood.
+
+        Parameters
+        ----------
+        points : array_like (batch, d)
+            Points, with a column per variable.
+        variables : sequence of str
+            The names of all variables, in the order of the columns.
+
+        Returns
+        -------
+        ndarray of bool (batch,)
+            True where lo ≤ argument ≤ hi.
+        """
         t = self.expression(variables)(points)[:, 0]
         return np.asarray((t >= self.lo) & (t <= self.hi))
 
