@@ -23,6 +23,8 @@ LARGEST_ERROR = "inf"
 """The name of the norm that is the largest error."""
 LARGEST_EXCLUDED, MOST_EXCLUDED = 1 / 16, 1000
 """Largest share of the box that an excluded neighbourhood may take up, and the largest number of them."""
+ALL_EXCLUDED = 1 / 2
+"""Largest share of the box that all excluded neighbourhoods may take up together."""
 NORM = re.compile(r"[0-9]{1,3}(\.[0-9]{1,17})?")
 
 Rows = tuple[tuple[float, ...], ...]
@@ -189,6 +191,10 @@ def _gradient(data: Object, claim: Claim) -> GradientClaim | None:
         ((start, end),) = claim.ends
         is_small = start <= lo and hi <= end and hi - lo <= LARGEST_EXCLUDED * (end - start)
         require(is_small, f"the excluded interval [{lo:g}, {hi:g}] is not in the box, or more than a 16th of it")
+    if excluded:
+        ((start, end),) = claim.ends
+        is_small = math.fsum(hi - lo for _, lo, hi in excluded) <= ALL_EXCLUDED * (end - start)
+        require(is_small, "all excluded intervals together are more than half of the box")
     leaves = read_leaves(stated.get("leaves"), d, kinds=(TAYLOR, EXCLUDED))
     return GradientClaim(bound, leaves, excluded)
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from flint import arb, ctx
 
 import attnc
+from attnc.ir.layers import Affine
+from attnc.ir.sparse import Sparse
 from attnc_checker import check
 from attnc_checker.derivatives import gradient
 from attnc_checker.expressions import evaluate, parse
@@ -193,3 +196,90 @@ def test_derivatives_contain_difference_quotients(text):
 def test_floor_has_no_derivative():
     with pytest.raises(ValueError, match="no derivative of step"):
         gradient(parse("floor(x)", ["x"]), ("x",))
+
+
+def test_strips_that_cover_more_than_half_of_the_box_are_refused(tmp_path):
+    """Each takes up less than a 16th of the box, and holds a kink."""
+    text = "+".join(f"abs(x + {number}/10)" for number in range(-9, 10, 2))
+    net = attnc.compile(f"{text} + sin(y)", {"x": (-1, 1), "y": (-1, 1)}, 1e-1, norm="C1", gradient_eps=1.0)
+    net.save(tmp_path / "net")
+    assert check(tmp_path / "net", processes=1).proved
+
+    def wide(claim):
+        for band in claim["excluded"]:
+            band.update(lo=-0.0624, hi=0.0624)
+
+    edit(tmp_path / "net", "certificate.json", of_gradient(wide))
+    verdict = check(tmp_path / "net", processes=1)
+    assert not verdict.proved
+    assert "more than half of the box" in verdict.reason
+
+
+def test_parts_of_the_box_with_too_many_choices_of_sides_are_halved(tmp_path):
+    """The whole box meets 13 strips. All choices of their sides together took 1 GB, and the checker refused them."""
+    text = "+".join(f"abs(x + {number}/13)" for number in range(-12, 13, 2))
+    net = attnc.compile(f"{text} + sin(y)", {"x": (-1, 1), "y": (-1, 1)}, 1e-1, norm="C1", gradient_eps=1.0)
+    assert len(net.certificate.excluded) == 13
+    net.save(tmp_path / "net")
+    assert check(tmp_path / "net", processes=1).proved
+
+
+def with_terms_that_cancel(net):
+    """Add w1·(w2·(w3·x)) − w3·(w2·(w1·x)) to the channel of sin: 0, but −2^−6·x as engines compute it."""
+    w1, w2, w3 = 34790.37, 36943.64, 37617.13
+    place, *later = net.program.layers
+    channel, read = place.channels.index("signal.sin(t)#0"), place.weight.dense()
+    weight = np.zeros((*read.shape[:3], 4))
+    weight[..., :2] = read
+    weight[0, channel, 0, 2:] = w1, -w3
+
+    def affine(name, rows, channels):
+        constant = Sparse.from_dense(np.zeros((1, len(rows))))
+        return Affine(name, Sparse.from_dense(np.array(rows, float)[None, :, None]), constant, tuple(channels))
+
+    layers = [
+        affine("first", [[1, 0], [0, 1], [w3, 0], [w1, 0]], "xyab"),
+        affine("second", np.diag([1, 1, w2, w2]), "xycd"),
+        replace(place, weight=Sparse.from_dense(weight)),
+        *later,
+    ]
+    return replace(net, program=replace(net.program, layers=tuple(layers)))
+
+
+def test_rounding_of_terms_beside_the_heads_counts(tmp_path):
+    """A value that is off by 0.02 has room in a claim of 0.3. A slope that is off by as much has none."""
+    net = attnc.compile("abs(x - 0.25) + sin(y)", {"x": (-1, 1), "y": (-1, 1)}, 1e-6, norm="C1", gradient_eps=1e-4)
+    changed = with_terms_that_cancel(net)
+    points = np.random.default_rng(0).uniform((-1, -1), (0.2, 1), (100, 2))
+    off = np.abs(changed.gradient(points)[:, 0, 0] + 1).max()
+    changed.save(tmp_path / "net")
+
+    def wider(data):
+        (stage,) = [each for each in data["stages"] if each["function"] == "sin(t)"]
+        stage["bound"] += 0.3
+        stage["leaf_bounds"] = [bound + 0.3 for bound in stage["leaf_bounds"]]
+        stage.pop("leaf_middles", None)
+        data["bound"] += 0.6
+
+    edit(tmp_path / "net", "certificate.json", wider)
+    verdict = check(tmp_path / "net", processes=1)
+    assert off > 50 * net.certificate.gradient_bound
+    assert not verdict.proved
+    assert "the errors of slopes add up to" in verdict.reason
+
+
+def test_cotangents_that_overflow_are_refused(tmp_path):
+    """y·2^−512·2^−512·2^512·2^512 = y: values are proved. Backwards, a cotangent reaches 2^1024."""
+    net = attnc.compile("abs(x - 0.25) + sin(y)", {"x": (-1, 1), "y": (-1, 1)}, 1e-2, norm="C1", gradient_eps=0.1)
+    place = net.program.layers[0]
+
+    def scaled(number, factor):
+        weight = Sparse.from_dense(np.diag([1.0, factor])[None, :, None])
+        return Affine(f"scale{number}", weight, Sparse.from_dense(np.zeros((1, 2))), place.channels[:2])
+
+    factors = enumerate((2.0**-512, 2.0**-512, 2.0**512, 2.0**512))
+    layers = (*(scaled(*each) for each in factors), *net.program.layers)
+    replace(net, program=replace(net.program, layers=layers)).save(tmp_path / "net")
+    verdict = check(tmp_path / "net", processes=1)
+    assert not verdict.proved
+    assert "may overflow" in verdict.reason

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,7 +27,7 @@ from attnc.proofs.cells.kind import Kind
 from attnc.proofs.kinds.gradient import ExcludedKind, GradientKind
 from attnc.proofs.kinds.taylor import choose_order
 from attnc.proofs.leaves_prover import FEW_VARIABLES
-from attnc.proofs.neighbourhoods import beside, kinks, neighbourhoods
+from attnc.proofs.neighbourhoods import ALL_OF_BOX, beside, kinks, neighbourhoods
 from attnc.proofs.observed import observed_gradient_error, sample_points
 from attnc.proofs.proof import Excluded, GradientProof, Leaves, proof_by_leaves
 from attnc.proofs.prover import num_softmaxes, require_same_shapes
@@ -143,6 +144,8 @@ class GradientTask:
 
     def proof(self, budget: Budget) -> GradientProof:
         """Prove a bound: within TOLERANCE of the error that was seen, or a little above rounding."""
+        if sum(hi - lo for lo, hi in self.bands) > ALL_OF_BOX * self.box.widths[0]:
+            return GradientProof(self.eps, math.inf, self.observed, (), True, (), Leaves((), np.zeros(0)))
         level = self._level()
         rounding = dataclasses.replace(self.rounding, level=level)
 

@@ -31,6 +31,8 @@ MOST_EXCLUDED = 2.0**-6
 The checker accepts a width of a 16th of a box of one variable."""
 MOST_OF_BOX = 2.0**-5
 """Largest share of the box that a strip may take up. The checker accepts a 16th."""
+ALL_OF_BOX = 2.0**-2
+"""Largest sum of the shares of all neighbourhoods. The checker accepts a half."""
 CLOSE_SHARE, SHARE_HALVINGS = 2.0**-8, 12
 """The share of a part of the box is not halved further if it is at most the first, or after this number of halvings.
 The checker uses the same numbers."""

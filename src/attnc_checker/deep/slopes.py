@@ -36,7 +36,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -45,7 +45,7 @@ from flint import arb
 
 from attnc_checker.averages import Average
 from attnc_checker.cells import EXCLUDED
-from attnc_checker.claims import LARGEST_EXCLUDED, Claim, Excluded, GradientClaim, SlopeClaim
+from attnc_checker.claims import ALL_EXCLUDED, LARGEST_EXCLUDED, Claim, Excluded, GradientClaim, SlopeClaim
 from attnc_checker.deep.composition import (
     ONE,
     Combination,
@@ -85,8 +85,8 @@ FURTHER = 64
 CLOSE_SHARE, SHARE_HALVINGS = 2.0**-8, 12
 """The share of a part that a neighbourhood takes up is not found more closely if it is at most the first, or after this
 number of halvings."""
-MOST_SIDES = 4096
-"""Largest number of choices of sides on a part of the box. attnc takes no more."""
+MOST_SIDES = 1024
+"""Largest number of choices of sides on a part of the box. Parts with more are halved. attnc takes fewer."""
 
 
 class Slope(NamedTuple):
@@ -123,13 +123,17 @@ class _Strips:
     def __init__(self, walk: Walk, excluded: Sequence[Excluded]) -> None:
         self.walk, self.found = walk, list[tuple[Excluded, Step]]()
         self.with_kinks: set[Excluded] = set()
+        whole = arb(0)
         for each in excluded:
             try:
                 (step,) = walk.reader.parse(each.argument)
             except (BadFile, ValueError) as error:
                 raise Refused(f"the argument of an excluded neighbourhood is no expression: {error}") from None
-            is_small = self._share(step, each) <= LARGEST_EXCLUDED
-            require(bool(is_small), f"the neighbourhood {_named(each)} may take up more than a 16th of the box")
+            share = self._share(step, each)
+            whole += share
+            is_small = bool(share <= LARGEST_EXCLUDED)
+            require(is_small, f"the neighbourhood {_named(each)} may take up more than a 16th of the box")
+            require(bool(whole <= ALL_EXCLUDED), "all excluded neighbourhoods may take up more than half of the box")
             self.found.append((each, step))
 
     def of(self, link: Link, slope: Function) -> tuple[tuple[float, float], ...]:
@@ -241,6 +245,9 @@ def _numbers(walk: Walk, link: Link) -> tuple[Terms, Terms, arb]:
         add(sizes, largest, head.scores.sizes)
         add(sizes, GATED, values.sizes)
         unsure += CENTRED * off * most(map(arb, map(abs, kappa)))
+    for key, x in link.whole.affine[0].sizes.items():  # terms beside the heads, which cancel exactly, still round
+        if key != CONSTANT:
+            sizes[key] = sizes.get(key, arb(0)) + x
     return rest, sizes, unsure
 
 
@@ -271,15 +278,18 @@ class _Gradient:
             peak *= total(slope.reach.values()).max(arb(1)).upper()
         for sizes in self.read:
             largest = peak * total(sizes.values()).max(arb(1))
-            require(bool(largest < OVERFLOW[arithmetic.name]), "a product in the gradient may overflow")
+            backwards = largest * _growth_backwards(self.walk.reduction.program)
+            require(bool(backwards < OVERFLOW[arithmetic.name]), "a product in the gradient may overflow")
             peak = peak.max(largest)
         return self.num**2 * SMALLEST[arithmetic.name] * peak
 
     def _error(self, variable: int, part: list[Range]) -> arb:
         """Bound the errors of all outputs' slopes along a variable on a part of the box, outside of neighbourhoods."""
         rules, values, met = self.walk.on(part)
-        found = arb(0)
-        for chosen in self._sides(values):
+        found, sides = arb(0), self._sides(values)
+        if sides is None:
+            return INFINITE  # the part is halved
+        for chosen in sides:
             own = values | chosen
             moved = {
                 link.place: link.pieces.around(own[link.argument])
@@ -292,8 +302,11 @@ class _Gradient:
             found = found.max(error)
         return found
 
-    def _sides(self, values: dict[int, Range]) -> Iterator[dict[int, Range]]:
-        """Yield the ranges of the arguments of kinks, for every choice of their sides that values may be on."""
+    def _sides(self, values: dict[int, Range]) -> list[dict[int, Range]] | None:
+        """Return the ranges of the arguments of kinks, for every choice of their sides that values may be on.
+
+        Return None if there are too many choices.
+        """
         strips = {
             link.argument: slope.excluded
             for link, slope in zip(self.walk.links, self.slopes, strict=True)
@@ -310,9 +323,9 @@ class _Gradient:
             ]
             choices.append(between)
             count *= len(between)
-        require(count <= MOST_SIDES, "too many neighbourhoods of kinks meet on a part of the box")
-        for sides in itertools.product(*choices):
-            yield dict(zip(strips, sides, strict=True))
+        if count > MOST_SIDES:
+            return None
+        return [dict(zip(strips, sides, strict=True)) for sides in itertools.product(*choices)]
 
     def _on_side(
         self,
@@ -405,6 +418,19 @@ class _Gradient:
 
 def _total(effects: dict[Key, Range], own: dict[Key, arb]) -> arb:
     return total(size_of(x) * own[source] for source, x in effects.items())
+
+
+def _growth_backwards(program: Program) -> arb:
+    """Bound the factor by which cotangents grow in affine layers, whatever later layers undo: the sums of columns."""
+    found = arb(1)
+    for layer in (*program.main.layers, *program.memory.layers):
+        if isinstance(layer, AffineLayer):
+            sums = dict[tuple[int, int], arb]()
+            for row in layer.rows.values():
+                for place, weight in row:
+                    sums[place] = sums.get(place, arb(0)) + abs(arb(weight))
+            found *= most([arb(1), *sums.values()])
+    return found
 
 
 def num_roundings(program: Program) -> int:

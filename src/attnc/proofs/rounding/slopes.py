@@ -119,7 +119,7 @@ def _head_bounds(
     unsure = 4 * (head.offsets.radius.max() + reach @ head.slopes.radius.max(axis=0)) + (d + keys + 16) * 4 * U * size
     margin = (1 + 2.0**-20) * np.exp(2 * unsure)[:, None]
     with np.errstate(under="ignore"):
-        p = np.minimum(np.exp(np.minimum(lead + rho, 0.0)) / whole * margin, 1.0)  # w·e^ρ, and ρ may be thousands
+        p = np.minimum(np.exp(np.minimum(lead - np.log(whole) + rho, 0.0)) * margin, 1.0)  # p·e^ρ; ρ may be thousands
     behind = rho - lead + np.max(lead + rho, axis=1, keepdims=True) + unsure[:, None]
     delta = sizes_at(rounds.score_errors, reach) + rounds.score_underflow * (1 + reach.sum(axis=1))[:, None]
     exponent = delta * (1 + u) + u * (behind + delta + delta.max(axis=1, keepdims=True))

@@ -20,6 +20,7 @@ from attnc.proofs.cells.dyadic import cell_boxes
 from attnc.proofs.cells.kind import SHARP, Kind
 from attnc.proofs.kinds.gradient import ExcludedKind, GradientKind
 from attnc.proofs.neighbourhoods import (
+    ALL_OF_BOX,
     MOST_OF_BOX,
     Bands,
     beside,
@@ -167,7 +168,8 @@ class StagedGradient:
         request = ProofRequest(derivation=self.derivation, progress=budget.progress, eps=self.eps)
         excluded, empty = _excluded(self.strips), Leaves((), np.zeros(0))
         nothing = GradientProof(self.eps, math.inf, self.observed, (), True, (), empty)
-        if any(share_of(strip, self.target.box) > MOST_OF_BOX for strip in excluded):
+        shares = [share_of(strip, self.target.box) for strip in excluded]
+        if max(shares, default=0.0) > MOST_OF_BOX or sum(shares) > ALL_OF_BOX:
             return nothing
         try:
             walk, read = walked(self.program, self.target, request)

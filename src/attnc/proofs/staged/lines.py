@@ -264,6 +264,8 @@ class Channel:
             apart += of_values * _left(moves, nu, along.weights).max(axis=0)
             reach += of_scores * scores.max(axis=0) + of_values * values.max(axis=0)
             unsure += SIZE_OF_SCORES * off * float(np.abs(kappa).max(initial=0.0))
+        if self.roundings.sizes.shape[1] > 1:  # terms beside the heads, which cancel exactly, still round
+            reach += self.roundings.sizes[self.column, :-1]
         return SlopeSizes(up(apart, 16), up(reach, 16), float(up(unsure, 16)))
 
     def _along(

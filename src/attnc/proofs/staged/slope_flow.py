@@ -67,6 +67,9 @@ PATH_ROUNDING_ROOM = 1.125
 """Factor on the rounding of products: prover and checker bound the sizes of products in their own ways."""
 OVERFLOW = {"float64": 2.0**1000, "float32": 2.0**120}
 """No product of sizes along a path may reach this."""
+MOST_SIDES, ROWS_AT_ONCE = 2**8, 2**10
+"""Largest number of choices of sides on a part of the box, and of rows that are bounded together. Parts with more
+choices have the bound ∞, so they are halved. The checker takes 1024 choices: its ranges may be a little wider."""
 REASONS = {
     "slopes": "of all heads against the slopes of their functions, times their effect on the output",
     "values": "the errors of the values at which these slopes are taken, times their effect on the output",
@@ -294,6 +297,15 @@ def by_sides(t: Interval, sides: Sequence[Sides]) -> tuple[Int[np.ndarray, " row
     return rows, t
 
 
+def num_choices(t: Interval, sides: Sequence[Sides]) -> Float[np.ndarray, " boxes"]:
+    """Return the number of choices of sides in each box."""
+    found = np.ones(len(t))
+    for side in sides:
+        lo, hi = t.lo[:, side.heads[0]], t.hi[:, side.heads[0]]
+        found *= sum(((lo <= b) & (hi >= a)).astype(float) for a, b in side.between)
+    return found
+
+
 def composed_slopes(
     flow: Sequence[FlowStage],
     stages: Sequence[SlopeStage],
@@ -315,11 +327,16 @@ def composed_slopes(
         t, C = ranges(boxes)
         if not sides:
             return of_ranges(t, C)
-        rows, t = by_sides(t, sides)
         worst = np.zeros((len(boxes), num_slopes, 4))
+        has_few = (num_choices(t, sides) <= MOST_SIDES) & ~np.isnan(t.lo + t.hi).any(axis=1)
+        worst[~has_few] = math.inf
+        kept = np.flatnonzero(has_few)
+        rows, t = by_sides(t[kept], sides)
         if not len(rows):
             return worst
-        found = of_ranges(t, None if C is None else C[rows])
+        rows = kept[rows]
+        pieces = [slice(i, i + ROWS_AT_ONCE) for i in range(0, len(rows), ROWS_AT_ONCE)]
+        found = np.concatenate([of_ranges(t[some], None if C is None else C[rows[some]]) for some in pieces])
         found = np.where(np.isnan(found), math.inf, found)
         for number in range(int(np.bincount(rows).max())):
             some = np.flatnonzero(_occurrence(rows) == number)
