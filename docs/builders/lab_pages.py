@@ -186,6 +186,7 @@ def results_page(folder: Folder, found: dict[str, Finding]) -> str:
         f"In all: {', '.join(f'{count} × {status}' for status, count in counts.items())}. [The lab](lab.md) has the "
         "meaning of a verdict and the commands, [the papers](papers.md) the items that they belong to.\n",
         "Errors are observed at samples, unless they are called proven. Training is stated with its steps and seeds. "
+        "Means over seeds are geometric, and their 95 % intervals are those of normal logarithms. "
         "“Not reached by this training” is about that training, and not about what weights can do.\n",
     ]
     for name, finding in found.items():
@@ -198,7 +199,10 @@ def results_page(folder: Folder, found: dict[str, Finding]) -> str:
         for k, verdict in enumerate(finding.verdicts, 1):
             c = verdict.constant.definition if verdict.constant and verdict.status is Status.CONSTANT else ""
             defined = f" c: {c}." if c else ""
-            text = f"{verdict.claim} {verdict.because[:1].upper()}{verdict.because[1:]}{defined}"
+            effort = (
+                f" Training: {verdict.effort}." if verdict.effort and verdict.status is not Status.NOT_REACHED else ""
+            )
+            text = f"{verdict.claim} {verdict.because[:1].upper()}{verdict.because[1:]}{defined}{effort}"
             parts.append(f"- **{about.number}.{k} {_escaped(verdict.label)}.** {_escaped(text)}")
         parts.append("")
     return "\n".join(parts)

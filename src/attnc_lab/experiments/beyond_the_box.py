@@ -140,11 +140,12 @@ def judge(table: Table) -> Verdicts:
     gates = far.where(net="gates")
     limit = gates.where(distance=0.0)[0]["error"] * 10 + NETS["gates"][2]
     yield Verdict(
-        "Soft and composed heads with fitted values extrapolate badly; gates do not leave their bound anywhere.",
+        "Soft and composed heads with fitted values extrapolate badly; gates stay within their bound there.",
         Status.HOLDS.when(gates.column("error").max() <= limit and min(one.values()) > 10 * NETS["soft"][2]),
         f"at a distance of 1 the error is {listed('{1:.1e} ({0})', one)} for a requested 1e-4: nothing is claimed "
         f"outside. The outputs stay bounded, at most {listed('{1.largest:.3g} ({0})', sizes)}, the largest value of a "
-        f"key. relu(x−y) + tanh(x+y) by gates errs by {gates.column('error').max():.1e} at most, at every distance.",
+        f"key. relu(x−y) + tanh(x+y) by gates errs by {gates.column('error').max():.1e} at most, at every "
+        "distance up to 1,000.",
         {"gates": gates.column("error").max(), **{f"{net}_at_1": value for net, value in one.items()}},
     )
     nets = table.where(kind="network")

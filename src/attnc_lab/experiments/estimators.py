@@ -192,9 +192,9 @@ def judge(table: Table) -> Verdicts:
         "T turns of Newton and Schulz bring least squares and ridge regression to within (1 − 1/κ)^(2^T − 1) of the "
         "optimum, relative to its size.",
         Status.HOLDS.when(all(row["error"] <= row["bound"] * (1 + 1e-9) + floor for row in turns)),
-        f"a turn is two layers. Up to a bound of 1e-10 the bound is {slack:.2g} times the error, and the last error is "
-        f"{max(turns.where(model=name)[-1]['error'] for name in TURNED):.1e}. The fits above take "
-        f"{listed('{1:.0f} ({0})', layers)} layers.",
+        f"a turn is two layers. Down to a bound of 1e-10 it is {slack:.2g} times the error; the last "
+        f"error is rounding, {max(turns.where(model=name)[-1]['error'] for name in TURNED):.1e}. The fits above "
+        f"take {listed('{1:.0f} ({0})', layers)} layers.",
         slack.numbers("ratio"),
     )
 

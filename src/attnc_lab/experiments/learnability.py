@@ -166,9 +166,9 @@ def judge(table: Table) -> Verdicts:
         yield Verdict(
             f"A trained head increases the norms of W_Q and W_K to sharpen its partition: {TEXTS[name]} ({name}).",
             _increase(norm, slope),
-            f"factors from the start to the end of Adam in 2-D, means and 95 % intervals of {SEEDS} seeds, {steps:,} "
-            f"steps: |W_Q|·|W_K| {norm:.2f}, slope of the scores {slope:.2f}, entropy of attention {entropy:.2f}. The "
-            "rougher the target, the sharper the head; a smooth target needs no sharp one.",
+            f"factors from the start to the end of Adam in 2-D, geometric means and 95 % intervals of {SEEDS} seeds, "
+            f"{steps:,} steps: |W_Q|·|W_K| {norm:.2f}, slope of the scores {slope:.2f}, entropy of attention "
+            f"{entropy:.2f}. The rougher the target, the sharper the head; a smooth target needs no sharp one.",
             {"norm": norm.mean, "slope": slope.mean, "entropy": entropy.mean},
             effort=Effort(steps, SEEDS, largest[name], "factor of the norms"),
         )
@@ -182,10 +182,12 @@ def judge(table: Table) -> Verdicts:
     yield Verdict(
         "Other weights than the construction's approximate better, and training finds some.",
         Status.HOLDS.when(all(min(each.mean for each in found.values()) < 1 for found in gap.values())),
-        "rms errors relative to hard selection with as many cells, in 2-D: "
+        "rms errors relative to hard selection with as many cells, in 2-D, geometric means and 95 % intervals of "
+        f"{SEEDS} seeds: "
         + "; ".join(f"{name}: {listed('{0} {1:.3f}', by)}" for name, by in gap.items())
         + ". One value per cell does not use all that a soft head can do.",
         {f"{name}_{kind}".replace(" ", "_"): found.mean for name, by in gap.items() for kind, found in by.items()},
+        effort=Effort(steps, SEEDS, last.ratio("rms", "rms_constructed").min(), "relative error"),
     )
     drift, moved = kept.column("distance").max(), Span.of(kept.column("beta"))
     by_target = {name: kept.where(target=name, d=2).column("distance").max() for name in TARGETS}
@@ -196,6 +198,7 @@ def judge(table: Table) -> Verdicts:
         f"{kept.column('distance_random').mean():.2f}), while βh² goes from {START_BETA:g} to {moved.least:.2f} … "
         f"{moved.largest:.2f}. Where the target jumps, keys leave the grid for the jumps.",
         {"drift": drift, **moved.numbers("beta"), **by_target},
+        effort=Effort(steps, SEEDS, kept.column("distance").min(), "distance"),
     )
 
 

@@ -185,7 +185,7 @@ def judge(table: Table) -> Verdicts:
         Status.CONSTANT.when(off < 1.25, Status.NOT_REACHED),
         f"log β alone is trained, from βh² = {START_BETA:g}: "
         + "; ".join(f"βh² = {found[sigma]:.3f} at σ = {sigma:g}, theory {theory[sigma]:.3f}" for sigma in found)
-        + f" (means and 95 % intervals of {SEEDS} seeds).",
+        + f" (geometric means and 95 % intervals of {SEEDS} seeds).",
         {f"beta_{sigma:g}": found[sigma].mean for sigma in found},
         Constant(off, "trained β over 1/(2σ²), or its inverse, for σ ≥ h"),
         Effort(steps, SEEDS, min(off, *(found[s].mean / theory[s] for s in found)), "ratio"),
@@ -193,11 +193,18 @@ def judge(table: Table) -> Verdicts:
     changes = {what: _change(trained.where(what=what)) for what in TRAINED}
     before = f"from σ ≤ {LEARNED[1]:g} to σ ≥ {LEARNED[-2]:g} the product of the norms changes by a factor"
     effort = {what: Effort(steps, SEEDS, change.mean, f"factor of {NAMES[what]}:") for what, change in changes.items()}
+    blurred = {sigma: trained.where(what="values", sigma=sigma) for sigma in LEARNED}
+    ends = "; ".join(
+        f"βh² = {Interval.of(rows.column('beta')).mean:.2g} at the rate {rows[0]['rate']:g} for σ = {sigma:g}"
+        for sigma, rows in blurred.items()
+    )
     yield Verdict(
         "A head whose temperature and values are trained lowers the norms of W_Q and W_K where inputs are noisy.",
         _decrease(changes["values"]),
-        f"{before} {changes['values']:.2f}; with log β alone, {changes['temperature']:.3f} (means and 95 % intervals "
-        f"of {SEEDS} seeds). Free values blur as well as a low β does, so that β need not fall.",
+        f"{before} {changes['values']:.2f}; with log β alone, {changes['temperature']:.3f} (geometric means and "
+        f"95 % intervals of {SEEDS} seeds). Free values blur as well as a low β does, so that β need not fall. The "
+        f"loss hardly depends on β then, and where β ends goes with the learning rate of the smallest loss: {ends}. "
+        "So the factor is one of this training.",
         changes["values"].numbers("norms_values") | changes["temperature"].numbers("norms_temperature"),
         effort=effort["values"],
     )
@@ -205,9 +212,9 @@ def judge(table: Table) -> Verdicts:
     yield Verdict(
         "A head whose weights are all trained lowers the norms of W_Q and W_K where inputs are noisy.",
         _decrease(*of_all.values()),
-        f"{before} {listed('{1:.2f} ({0})', of_all)}, means and 95 % intervals of {SEEDS} seeds, although the error is "
-        "the smallest possible (below). Such a head blurs by its values: averages over neighbours, as values, do what "
-        "a lower β does. So the norms alone say little about noise.",
+        f"{before} {listed('{1:.2f} ({0})', of_all)}, geometric means and 95 % intervals of {SEEDS} seeds, although "
+        "the error is the smallest possible (below). Such a head blurs by its values: averages over neighbours, as "
+        "values, do what a lower β does. So the norms alone say little about noise.",
         changes["all"].numbers("norms_all") | changes["random"].numbers("norms_random"),
         effort=effort["all"],
     )
@@ -220,9 +227,9 @@ def judge(table: Table) -> Verdicts:
     yield Verdict(
         "No head is better than the Bayes estimate, and with strong noise trained heads come close to it.",
         Status.CONSTANT.when(smallest >= 1 - QUADRATURE and max(close.values()) < 1.5, Status.NOT_REACHED),
-        f"MSE over the Bayes error of x uniform on [−π, π], σ ≥ {LEARNED[-2]:g}, the larger of two means over seeds: "
-        f"{listed('{1:.3f} ({0})', {NAMES[what]: value for what, value in close.items()})}; the smallest of all runs "
-        f"at any σ is {smallest:.3f}.",
+        f"MSE over the Bayes error of x uniform on [−π, π], σ ≥ {LEARNED[-2]:g}, the larger of two geometric means "
+        f"over seeds: {listed('{1:.3f} ({0})', {NAMES[what]: value for what, value in close.items()})}; the "
+        f"smallest of all runs at any σ is {smallest:.3f}.",
         {**close, "smallest": smallest},
         Constant(max(close.values()), f"MSE over the Bayes error for σ ≥ {LEARNED[-2]:g}, mean over seeds"),
         Effort(steps, SEEDS, smallest, "MSE over Bayes"),

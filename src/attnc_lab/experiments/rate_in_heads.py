@@ -80,14 +80,15 @@ def judge(table: Table) -> Verdicts:
         excess = {H: found.mean / (2 * END / (PER_HEAD * H)) for H, found in by_H.items()}
         last = max(by_H)
         yield Verdict(
-            f"Trained heads have an error below |b−a|/((n−2)H), which is O(1/(nH)): start {start}.",
+            f"Trained heads have an error below |b−a|/((n−2)H), H = 1 … {last}: start {start}.",
             Status.HOLDS.when(max(excess.values()) <= 1, Status.NOT_REACHED),
-            f"the largest error, mean of {SEEDS} seeds, goes from {by_H[1]:.2g} with one head to {by_H[last]:.2g} with "
-            f"{last} (95 % intervals over seeds), exponent {law} in H. That is {excess[1]:.2g} and {excess[last]:.2g} "
-            f"times |b−a|/((n−2)H). {rows[0]['second_order']} second-order steps followed those of Adam.",
+            f"the largest error, geometric mean of {SEEDS} seeds, goes from {by_H[1]:.2g} with one head to "
+            f"{by_H[last]:.2g} with {last} (95 % intervals over seeds), exponent {law} in H. That is "
+            f"{excess[1]:.2g} and {excess[last]:.2g} times |b−a|/((n−2)H). {rows[0]['second_order']} second-order "
+            "steps followed those of Adam. These runs do not determine the exponent, so they show no rate in H.",
             {"exponent": law.exponent, "excess": max(excess.values()), **by_H[last].numbers("error")},
             effort=Effort(
-                int(rows[0]["steps"]), SEEDS, rows.where(H=last).column("max_error").min(), f"error, H = {last}"
+                int(rows[0]["steps"]), SEEDS, rows.where(H=last).column("max_error").min(), f"error at H = {last}:"
             ),
         )
     one, many = (table.where(kind=kind) for kind in ("one head", "heads"))

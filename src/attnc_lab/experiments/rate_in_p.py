@@ -58,6 +58,8 @@ def inputs_at(target: attnc.TruncatedLinear, u: np.ndarray, seed: int) -> np.nda
 
 STARTS = ("random", "construction")
 """The start of training: random weights, or the construction at the best temperature."""
+TRAINING_RATES = {"random": (3e-3, 1e-2, 3e-2, 1e-1), "construction": (1e-5, 1e-4, 1e-3, 1e-2)}
+"""The learning rates that are tried, by the start of training."""
 BUDGETS = {"quick": (3000, 60), "full": (8000, 120)}
 """Steps of Adam, and second-order steps after them."""
 SEEDS = 5
@@ -109,7 +111,7 @@ def train_clip(cell: Cell, heads: int, keys: int, seed: int) -> list[Row]:
         return u, u.clamp(-1, 1)
 
     u = torch.linspace(-1.2, 1.2, 8001, dtype=torch.float64)[:, None]
-    rates = (3e-3, 1e-2, 3e-2, 1e-1) if cell["start"] == "random" else (1e-5, 1e-4, 1e-3, 1e-2)
+    rates = TRAINING_RATES[cell["start"]]
     points = 1000 if cell["second_order"] else 0
     budget = Budget(cell["steps"], SEEDS, rates, 160, cell["second_order"], max(points, 6 * keys * heads))
     held = draw((1, 1000), torch.Generator().manual_seed(seed + 77))
@@ -188,14 +190,15 @@ def judge(table: Table) -> Verdicts:
         yield Verdict(
             f"A trained head has an MSE below that of the best construction, which is O(p⁻²): start {start}.",
             Status.HOLDS.when(max(excess.values()) <= 1, Status.NOT_REACHED),
-            f"the mean MSE of {SEEDS} seeds goes from {by_p[min(by_p)]:.2g} at p = "
+            f"the MSE, geometric mean of {SEEDS} seeds, goes from {by_p[min(by_p)]:.2g} at p = "
             f"{min(by_p)} to {by_p[last]:.2g} at p = {last} (95 % intervals over seeds), exponent {law} in "
             f"p − 1; that is {min(excess.values()):.2g} to {max(excess.values()):.2g} times the MSE of the best "
-            "construction. The best of four "
-            f"learning rates, chosen for each p, is {Span.of(rows.column('rate')):g}, and "
+            "construction. The worst seed has "
+            f"{rows.where(p=last).column('mse').max():.2g} at p = {last}. The best of four learning rates, chosen for "
+            f"each p, is {Span.of(rows.column('rate')):g} of {Span.of(TRAINING_RATES[start]):g}, and "
             f"{rows[0]['second_order']} second-order steps followed.",
             {"mse_exponent": law.exponent, "excess": max(excess.values()), **by_p[last].numbers("mse")},
-            effort=Effort(int(rows[0]["steps"]), SEEDS, best, f"MSE at p = {last}"),
+            effort=Effort(int(rows[0]["steps"]), SEEDS, best, f"MSE at p = {last}:"),
         )
     whole, soft = (table.where(kind=kind, setting="papers") for kind in ("trained", "soft"))
     found = {p: Interval.of(whole.where(p=p).column("mse")) for p in whole.distinct("p")}

@@ -167,12 +167,14 @@ def judge(table: Table) -> Verdicts:
         is_enough = (
             alone.mean <= max(NEAR * min(block.mean, affine.mean), NEGLIGIBLE) and alone.mean < 0.9 * CHANCE[task]
         )
+        remark = " An affine map is as good, so this task needs no attention." if affine.mean <= alone.mean else ""
         yield Verdict(
             f"One layer of single-head attention without feed-forward suffices: {task}.",
             Status.HOLDS.when(is_enough, Status.NOT_REACHED),
-            f"{what} on tests, mean of {SEEDS} seeds and 95 % interval: {_text(alone)} with attention only "
+            f"{what} on tests, geometric mean of {SEEDS} seeds and 95 % interval: {_text(alone)} with attention only "
             f"({rows[0]['weights']} parameters), {_text(block)} with a feed-forward block "
-            f"({trained.where(task=task, model=MODELS[1])[0]['weights']}), {_text(affine)} for an affine map.",
+            f"({trained.where(task=task, model=MODELS[1])[0]['weights']}), {_text(affine)} for an affine map. "
+            f"Sufficient is at most {NEAR:g} times the better of the two, or {NEGLIGIBLE:g}.{remark}",
             {"attention_only": alone.mean, "with_feed_forward": block.mean, "affine": affine.mean},
             effort=Effort(int(rows[0]["steps"]), SEEDS, rows.column("error").min(), what),
         )
@@ -191,7 +193,7 @@ def judge(table: Table) -> Verdicts:
 
 def draw(table: Table, picture: drawing.Figure) -> None:
     (panel,) = drawing.panels(picture, 1, width=8.4, height=4.6)
-    panel.label("one layer, one head, equal parameters, 5 seeds", "", "error on tests (share)", log="y")
+    panel.label("one layer, one head, equal parameters, 5 seeds", "", "error on tests (share); lowest: ≤ 10⁻⁶", log="y")
     for shift, (model, colour) in enumerate(COLOURS.items()):
         for i, task in enumerate(TASKS):
             errors = np.maximum(table.where(kind="trained", task=task, model=model).column("error"), 1e-6)
