@@ -177,12 +177,14 @@ def anchor(finding: Finding) -> str:
 def results_page(folder: Folder, found: dict[str, Finding]) -> str:
     """Return the page of all figures and verdicts."""
     seconds = sum(finding.table.having(CPU_SECONDS).column(CPU_SECONDS).sum() for finding in found.values())
+    commands = ", ".join(f"`{command}`" for command in folder.commands)
     counts = {status: sum(v.status is status for f in found.values() for v in f.verdicts) for status in Status}
     parts = [
         "# The lab: figures and verdicts\n",
-        "This page is written by `docs/builders/lab_pages.py` from one run of all experiments with the profile full, "
-        f"seed {folder.seed}: `attnc lab run all --profile full`. It took {seconds / 60:,.0f} minutes of processor "
-        "time. Its tables are in the folder `docs/lab`, and `attnc lab report docs/lab` makes the report from them. "
+        "This page is written by `docs/builders/lab_pages.py` from a run of all experiments with the profile full, "
+        f"seed {folder.seed}. Its commands were {commands}; a later one measured its experiments anew. All cells took "
+        f"{seconds / 60:,.0f} minutes of processor time. Its tables are in the folder `docs/lab`, and "
+        "`attnc lab report docs/lab` makes the report from them. "
         f"In all: {', '.join(f'{count} × {status}' for status, count in counts.items())}. [The lab](lab.md) has the "
         "meaning of a verdict and the commands, [the papers](papers.md) the items that they belong to.\n",
         "Errors are observed at samples, unless they are called proven. Training is stated with its steps and seeds. "
