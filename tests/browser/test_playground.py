@@ -17,7 +17,7 @@ import attnc
 from browser.conftest import Visit, reached
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Page, Route
 
 PRESETS = ("sin", "step", "kink", "runge", "relu", "gelu", "product", "bump")
 
@@ -364,6 +364,63 @@ def test_the_playground_opens_its_network_in_the_verify_page(visit: Callable[...
     other = waiting.value
     other.locator("html[data-state=proved]").wait_for(state="attached")
     assert "sin(x)" in other.get_by_test_id("claim").inner_text()
+
+
+@pytest.mark.parametrize(("field", "text", "words"), [("eps", "", "above 0"), ("expression", "sin(x", "never closed")])
+def test_what_cannot_be_compiled_is_not_handed_to_the_verify_page(
+    visit: Callable[..., Visit], playground: str, field: str, text: str, words: str
+) -> None:
+    """The page says why. `visit` fails the test for an error in the console."""
+    one = visit()
+    one.open(f"{playground}/")
+    assert settled(one.page) == "ready"
+    one.page.evaluate("document.documentElement.dataset.state = 'waits'")
+    one.page.get_by_test_id(field).fill(text)
+    assert settled(one.page) == "error"
+    one.page.get_by_test_id("verify-open").click()
+    one.page.locator("#download-note").filter(has_text=words).wait_for()
+    rested(one.page)
+    assert len(one.context.pages) == (1 if field == "eps" else 2)
+
+
+def test_equal_weights_have_no_winner(visit: Callable[..., Visit], playground: str) -> None:
+    broken = "arithmetic=plain32&beta=950&keys=40"
+    for link, words in (("beta=0", "All keys have the same weight, 0.11"), (broken, "No key wins")):
+        one = visit()
+        one.open(f"{playground}/#{link}")
+        assert settled(one.page) == "ready"
+        assert words in one.page.locator("#readout").inner_text()
+
+
+def test_five_variables_are_refused_by_their_number(visit: Callable[..., Visit], playground: str) -> None:
+    one = visit()
+    one.open(f"{playground}/#f=max(a,b,c,d,g)")
+    assert settled(one.page) == "error"
+    assert "at most 4 variables, found 5" in one.page.get_by_test_id("error").inner_text()
+    assert not one.page.locator("#beta-mark").is_visible()  # there is no best β yet
+
+
+def test_a_refused_regression_is_asked_for_again(visit: Callable[..., Visit], playground: str) -> None:
+    """A slider moves while the server refuses: the last position counts."""
+    one = visit()
+    one.open(f"{playground}/#tab=incontext&steps=2")
+    assert settled(one.page) == "ready"
+    refused = []
+
+    def refuse(route: Route) -> None:
+        if refused:
+            route.continue_()
+            return
+        refused.append(route.request.url)
+        answer = {"error": {"type": "Busy", "message": "the playground is busy."}}
+        route.fulfill(headers={"Attnc-Status": "429"}, json=answer)
+
+    one.page.route("**/api/incontext", refuse)
+    one.page.get_by_test_id("ic-steps").press("ArrowRight")
+    one.page.get_by_test_id("ic-steps").press("ArrowLeft")
+    one.page.get_by_test_id("ic-steps").press("ArrowLeft")
+    one.page.get_by_test_id("ic-status").filter(has_text=", 1 step.").wait_for()
+    assert refused
 
 
 def test_regression_in_context(page: Page) -> None:

@@ -13,6 +13,7 @@ import { FIRST, state } from './state.js';
 import { costCurve, showConstructions, showLedger, showNoConstructions } from './tables.js';
 
 const TYPING = 180; // milliseconds without a key after which the function is compiled
+const MOST_VARIABLES = 4; // as the server allows
 const COARSE = 37; // points per axis of a plane, and 151 of a line, at which the best β is sought
 
 let network = null; // the answer of /api/compile
@@ -161,7 +162,7 @@ function showText() {
 // The variables of the box are those of the text, as soon as it can be read. Known variables keep their range.
 function matchBox() {
   if (!latex(state.f)) return;
-  const names = variables(state.f).slice(0, 4);
+  const names = variables(state.f).slice(0, MOST_VARIABLES);
   if (!names.length) names.push('x');
   const same = names.length === Object.keys(state.box).length && names.every((name) => Object.hasOwn(state.box, name));
   if (same) return;
@@ -198,10 +199,11 @@ function number(text) {
 
 /** The request for the state, or an error in the fields. */
 function asked() {
-  const box = {};
-  for (const [name, ends] of Object.entries(state.box)) {
-    box[name] = ends.map(number);
-    if (box[name].some((end) => typeof end === 'number' && !Number.isFinite(end))) {
+  const many = variables(state.f).length;
+  if (many > MOST_VARIABLES && latex(state.f)) throw new ApiError(0, { message: `the playground takes at most ${MOST_VARIABLES} variables, found ${many}.` });
+  const box = Object.fromEntries(Object.entries(state.box).map(([name, ends]) => [name, ends.map(number)]));
+  for (const [name, ends] of Object.entries(box)) {
+    if (ends.some((end) => typeof end === 'number' && !Number.isFinite(end))) {
       throw new ApiError(0, { message: `the range of ${name} must be two numbers, such as −3 to 3 (or −inf to inf).` });
     }
   }
@@ -566,13 +568,22 @@ async function download(kind) {
 
 // The page for verification asks for the network once it is ready. Both check that the other is of the same origin.
 function verify() {
-  const opened = window.open('verify/#from=opener', '_blank');
   const note = byId('download-note');
+  let request;
+  try {
+    request = asked();
+  } catch (error) {
+    if (!(error instanceof ApiError)) throw error;
+    note.textContent = error.message;
+    return;
+  }
+  const opened = window.open('verify/#from=opener', '_blank');
   if (!opened) {
     note.textContent = 'The browser did not open a new page. Download the network, and drop it on “Verify a network”.';
     return;
   }
-  const files = postJson('download', { ...asked(), kind: 'files' }, 'download-files');
+  const files = postJson('download', { ...request, kind: 'files' }, 'download-files');
+  files.catch((error) => (note.textContent = error.message)); // a refusal may come before the page for verification is ready
   const name = state.f;
   window.addEventListener('message', async function ready(event) {
     if (event.source !== opened || event.origin !== location.origin || event.data?.type !== 'attnc-verify-ready') return;

@@ -104,28 +104,36 @@ export async function ask() {
   try {
     do {
       again = false;
-      const { model, steps, step, pairs, degree, alpha, gamma, points } = state;
-      const started = performance.now();
-      const found = await postJson('incontext', { model, steps, step: step / 100, heads: pairs, degree, alpha: power(alpha), gamma: power(gamma), points }, 'incontext');
-      if (!found) continue;
-      fit = found;
-      draw();
-      facts();
-      byId('ic-status').className = 'status';
-      finished(performance.now() - started);
+      await fitOnce();
     } while (again);
-  } catch (error) {
-    if (!(error instanceof ApiError)) throw error;
-    byId('ic-status').className = 'status bad';
-    byId('ic-status').textContent = error.message;
   } finally {
     asking = false;
     document.documentElement.dataset.state = 'ready';
   }
 }
 
+// After a refusal the state may have changed, and is then asked for again.
+async function fitOnce() {
+  const { model, steps, step, pairs, degree, alpha, gamma, points } = state;
+  const started = performance.now();
+  try {
+    const found = await postJson('incontext', { model, steps, step: step / 100, heads: pairs, degree, alpha: power(alpha), gamma: power(gamma), points }, 'incontext');
+    if (!found) return;
+    fit = found;
+    draw();
+    facts();
+    byId('ic-status').className = 'status';
+    finished(performance.now() - started);
+  } catch (error) {
+    if (!(error instanceof ApiError)) throw error;
+    finished.cancel();
+    byId('ic-status').className = 'status bad';
+    byId('ic-status').textContent = error.message;
+  }
+}
+
 const finished = debounced(250, (milliseconds) => {
-  byId('ic-status').textContent = `Fitted by attention in ${milliseconds.toFixed(0)} ms, ${fit.trajectory.length - 1} steps.`;
+  byId('ic-status').textContent = `Fitted by attention in ${milliseconds.toFixed(0)} ms, ${fit.trajectory.length === 2 ? '1 step' : `${fit.trajectory.length - 1} steps`}.`;
 });
 
 /** The value of a fit with these weights. */

@@ -270,7 +270,10 @@ export class Pictures {
   // Words on the keys that win at the pointer.
   won(maps, winners) {
     const { units } = this.now;
-    const words = units.slice(0, 4).map((unit, u) => `${unit.label ? `${unit.label}: k` : 'K'}ey ${winners[u] + 1} wins with weight ${shown(maps[u][winners[u]], 2)}`);
+    const words = units.slice(0, 4).map((unit, u) => {
+      const text = outcome(maps[u], winners[u]);
+      return unit.label ? `${unit.label}: ${text}` : `${text[0].toUpperCase()}${text.slice(1)}`;
+    });
     if (units.length > 4) words.push(`${units.length - 4} more heads`);
     return words.join('; ') || NO_KEYS;
   }
@@ -319,6 +322,14 @@ function between(picture, at) {
   const row = (start) => (1 - tx) * target[start + low[0]] + tx * target[start + low[0] + 1];
   if (at.length === 1) return row(0);
   return (1 - ty) * row(low[1] * count) + ty * row((low[1] + 1) * count);
+}
+
+// One head at the pointer. A weight that is not a number, or 0, wins nothing, and equal weights have no winner.
+function outcome(weights, best) {
+  const most = weights[best];
+  if (!(most > 0)) return 'no key wins: the weights are 0, or no numbers';
+  if (weights.length > 1 && weights.every((weight) => weight === most)) return `all keys have the same weight, ${shown(most, 2)}`;
+  return `key ${best + 1} wins with weight ${shown(most, 2)}`;
 }
 
 // The places of keys: given, or the middle of the points at which each wins.

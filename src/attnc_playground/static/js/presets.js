@@ -8,7 +8,7 @@ export const PRESETS = [
   { name: 'relu', label: 'ReLU', f: 'relu(x)', box: { x: ['-3', '3'] }, eps: '1e-3', teach: 'The activation of a feed-forward layer, computed by attention with two keys: this is how attnc replaces such layers.' },
   { name: 'gelu', label: 'GELU on ℝ', f: 'gelu(x)', box: { x: ['-inf', 'inf'] }, eps: '1e-3', view: 'compiled', teach: 'On all real numbers, with a proof that holds out to infinity. The keys carry the input itself, so the output can grow with x.' },
   { name: 'product', label: 'x · y', f: 'x*y', box: { x: ['-1', '1'], y: ['-1', '1'] }, eps: '1e-3', keys: 6, teach: 'A product of two inputs. By hand, keys cut the square into cells. Compiled, two keys that depend on the input suffice.' },
-  { name: 'bump', label: 'a bump', f: 'exp(-4*(x**2+y**2))', box: { x: ['-1', '1'], y: ['-1', '1'] }, eps: '1e-3', keys: 9, teach: 'A bump in two variables. Move the pointer over a picture: the circles show how much attention each key gets at that point.' },
+  { name: 'bump', label: 'a bump', f: 'exp(-4*(x**2+y**2))', box: { x: ['-1', '1'], y: ['-1', '1'] }, eps: '1e-3', keys: 9, teach: 'A bump in two variables. Move the pointer over a picture: the bars show how much attention each key gets at that point. By hand, circles show it, too.' },
 ];
 
 // A guided text of five steps. Each sets the controls to what it speaks of.
@@ -18,7 +18,7 @@ export const TOUR = [
     set: { view: 'byhand', keys: 9, beta: 667, heads: 1, arithmetic: 'float64' },
   },
   {
-    text: ['Drag the temperature to the right. The weights become one-hot: the nearest key takes all, and the output is a staircase with one stair per key.', 'Look at the third picture, the map of weights: each row is a key, and it is strong in colour where the key wins.'],
+    text: ['Drag the temperature to the right. β grows: it multiplies the scores of all keys. The weights become one-hot: the nearest key takes all, and the output is a staircase.', 'Look at the third picture, the map of weights: each row is a key, and it is strong in colour where the key wins.'],
     set: { view: 'byhand', keys: 9, beta: 1000, heads: 1, arithmetic: 'float64' },
   },
   {

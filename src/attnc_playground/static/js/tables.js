@@ -13,6 +13,12 @@ export function showNoConstructions(text) {
   byId('constructions').tBodies[0].replaceChildren(make('tr', {}, make('td', { colspan: 8 }, text)));
 }
 
+// The keys that a construction would need, from the reason why it is not offered.
+function about(reason) {
+  const keys = Number(/needs about ([0-9.e+,]+)/.exec(reason)?.[1].replaceAll(',', ''));
+  return keys < 1e5 ? grouped(keys) : shown(keys, 2);
+}
+
 /** Show the plan. Returns the rows whose bound can be proven: {name, canProve, prove(answer)}. */
 export function showConstructions(rows, network, choose) {
   const body = byId('constructions').tBodies[0];
@@ -24,7 +30,7 @@ export function showConstructions(rows, network, choose) {
         const usable = !row.why_not;
         const chosen = row.name === network.construction;
         const bound = make('td', { class: 'number' }, chosen ? ceiling(network.certificate.bound) : usable ? '…' : '–');
-        const keys = usable ? grouped(row.anchors) : (/needs about ([0-9.e+,]+)/.exec(row.why_not)?.[1] ?? '–');
+        const keys = usable ? grouped(row.anchors) : about(row.why_not);
         const button = make('button', { type: 'button', 'aria-label': `Show ${row.name}` }, chosen ? 'shown' : 'show');
         button.disabled = !usable || chosen;
         button.addEventListener('click', () => choose(row.name));

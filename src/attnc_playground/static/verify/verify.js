@@ -309,10 +309,17 @@ class StageRow {
 
 // Where networks come from
 
+let choices = 0;
+
 async function choose(source) {
+  choices += 1;
+  const number = choices;
   try {
-    network = await source;
+    const found = await source;
+    if (number !== choices) return; // another network was chosen meanwhile
+    network = found;
   } catch (error) {
+    if (number !== choices) return;
     element("chosen").textContent = `This cannot be opened: ${error.message}.`;
     say("Nothing was checked.");
     state("broken");
