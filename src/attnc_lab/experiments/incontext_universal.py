@@ -169,12 +169,13 @@ def judge(table: Table) -> Verdicts:
     shown = {count: powers[f"1 grid {count}"].exponent for count in CORRECTIONS}
     random = {count: powers[f"1 random {count}"].exponent for count in CORRECTIONS}
     yield Verdict(
-        "Beyond the theorem: a soft head whose values are solved in context has a better rate.",
+        "Beyond the theorem: a soft head with values solved in context has a better rate on a grid of examples.",
         Status.HOLDS.when(shown[1] > shown[0] + 0.5 and min(gains.values()) > 1),
         f"one correction v = y + (y − Ay) is one more layer. Within |x| ≤ 0.7 the exponents in the fill distance, for "
         f"one variable and a grid of examples, are {listed('{1:.2f} ({0} corrections)', shown)}; for random examples "
-        f"{listed('{1:.2f} ({0})', random)}. At the longest prompt of a grid one correction makes the error "
-        f"{listed('{1:,.0f} times (d = {0})', gains)} smaller. This is measured, not proved.",
+        f"{listed('{1:.2f} ({0})', random)}, so the gain in rate needs a grid. At the longest prompt "
+        f"of a grid one correction makes the error {listed('{1:,.0f} times (d = {0})', gains)} smaller. This is "
+        "measured, not proved.",
         {f"exponent_{count}": value for count, value in shown.items()}
         | {f"gain_{d}": gain for d, gain in gains.items()},
     )
