@@ -8,6 +8,7 @@ needs no network. The networks of the gallery are saved beside the pages, in gal
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import inspect
 import os
@@ -86,18 +87,49 @@ HELP_COLUMNS = "86"
 
 
 def public_objects(module: str) -> Iterator[tuple[str, Any]]:
-    """Yield the public classes and functions of a module, and the public methods of classes that it defines."""
+    """Yield the public classes and functions of a module, and the public methods of classes that it defines.
+
+    Classes that are not public, and from which public ones inherit methods, come last.
+    """
     holder = importlib.import_module(module)
-    for name in sorted(holder.__all__, key=str.lower):
-        value = getattr(holder, name)
-        if not callable(value):
-            continue
-        yield f"{module}.{name}", value
-        if inspect.isclass(value) and not issubclass(value, Exception):
-            for member, method in vars(value).items():
-                is_public = not member.startswith("_") and (inspect.isfunction(method) or isinstance(method, property))
-                if is_public and inspect.getdoc(method):
-                    yield f"{module}.{name}.{member}", method
+    values = [getattr(holder, name) for name in sorted(holder.__all__, key=str.lower)]
+    classes = [value for value in values if inspect.isclass(value) and not issubclass(value, Exception)]
+    bases = {base: None for value in classes for base in hidden_bases(value, values)}
+    for value in [*filter(callable, values), *bases]:
+        yield f"{module}.{value.__name__}", value
+        if value in classes or value in bases:
+            for member, method in own_members(value).items():
+                yield f"{module}.{value.__name__}.{member}", method
+
+
+def own_members(value: type) -> dict[str, Any]:
+    """Return the public methods and properties that a class itself defines and describes."""
+    kinds = (property, functools.cached_property, classmethod, staticmethod)
+    return {
+        name: member.__func__ if isinstance(member, classmethod | staticmethod) else member
+        for name, member in vars(value).items()
+        if not name.startswith("_")
+        and (inspect.isfunction(member) or isinstance(member, kinds))
+        and inspect.getdoc(member)
+    }
+
+
+def hidden_bases(value: type, public: list[Any]) -> list[type]:
+    """Return the classes of attnc that are not public, and from which a class inherits public methods."""
+    bases = [base for base in value.__mro__[1:] if base.__module__.startswith("attnc") and base not in public]
+    return [base for base in bases if own_members(base)]
+
+
+def inherited(value: Any) -> str:
+    """Return a sentence with the methods that a class inherits, and where they are described."""
+    found, lines = set(dir(object)) | set(own_members(value)), list[str]()
+    for base in value.__mro__[1:]:
+        names = [name for name in own_members(base) if name not in found] if base.__module__.startswith("attnc") else []
+        found |= set(names)
+        if names:
+            listed = ", ".join(f"`{name}`" for name in names)
+            lines.append(f"Inherited from [`{base.__name__}`](#{_anchor(base.__name__)}): {listed}.")
+    return "\n\n".join(lines)
 
 
 def api_pages() -> dict[str, str]:
@@ -114,6 +146,8 @@ def api_pages() -> dict[str, str]:
                     continue
                 short = name.removeprefix(module + ".")
                 parts += [f"### {short}", _signature(name, value), _described(value)]
+                if inspect.isclass(value) and not issubclass(value, Exception):
+                    parts.append(inherited(value))
                 if "." not in short:
                     summary = _cell((inspect.getdoc(value) or "").split("\n\n")[0])
                     rows.append(f"| [`{short}`]({page}.md#{_anchor(short)}) | {summary} |")
@@ -127,7 +161,7 @@ def _anchor(heading: str) -> str:
 
 
 def _signature(name: str, value: Any) -> str:
-    if isinstance(value, property):
+    if isinstance(value, property | functools.cached_property):
         return f"```text\n{name}\n```"
     try:
         signature = inspect.signature(value)

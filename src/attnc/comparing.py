@@ -138,6 +138,13 @@ class Comparison:
         -------
         str
             Lines of equal columns.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> net = attnc.compile("sin(x)", {"x": (-1, 1)}, eps=0.1)
+        >>> print(attnc.compare(net, net, [[0.0], [0.5]]).table().splitlines()[0])
+        learned        constructed    keys       key distance  of spread  patterns  z alike  largest angle
         """
         lines = [
             ("learned", "constructed", "keys", "key distance", "of spread", "patterns", "z alike", "largest angle")
@@ -177,6 +184,13 @@ class Comparison:
         -------
         dict
             Plain lists, texts and numbers, as `json.dumps` takes them.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> net = attnc.compile("sin(x)", {"x": (-1, 1)}, eps=0.1)
+        >>> attnc.compare(net, net, [[0.0], [0.5]]).to_dict()["num_points"]
+        2
         """
         heads = [
             {
@@ -199,6 +213,13 @@ class Comparison:
         -------
         str
             One JSON object.
+
+        Examples
+        --------
+        >>> import attnc, json
+        >>> net = attnc.compile("sin(x)", {"x": (-1, 1)}, eps=0.1)
+        >>> json.loads(attnc.compare(net, net, [[0.0], [0.5]]).to_json())["largest"]
+        0.0
         """
         return json.dumps(self.to_dict(), ensure_ascii=False)
 
@@ -211,6 +232,15 @@ class Comparison:
         ----------
         path : path-like
             The file; its ending chooses the format.
+
+        Examples
+        --------
+        >>> import attnc, pathlib, tempfile
+        >>> net = attnc.compile("sin(x)", {"x": (-1, 1)}, eps=0.1)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     attnc.compare(net, net, [[0.0], [0.5]]).plot(f"{folder}/keys.svg")
+        ...     [path.name for path in pathlib.Path(folder).iterdir()]
+        ['keys.svg']
         """
         from attnc.plots.comparing import plot_comparison
 

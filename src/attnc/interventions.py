@@ -265,7 +265,16 @@ class Trace:
 
     @property
     def effective(self) -> tuple[TracedSite, ...]:
-        """The sites that have an effect, measured or exact."""
+        """The sites that have an effect, measured or exact.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> net = attnc.compile("sin(x) + cos(y)", {"x": (-1, 1), "y": (-1, 1)}, eps=0.1)
+        >>> found = attnc.trace(net, [[0.5, 0.2]], [[-0.5, 0.2]])
+        >>> len(found.effective) < len(found.sites)  # the head of y has no effect
+        True
+        """
         return tuple(site for site in self.sites if max(abs(site.restored), abs(site.exact or 0.0)) > NO_EFFECT)
 
     def table(self, *, every: bool = False) -> str:
@@ -350,6 +359,14 @@ class Trace:
         -------
         str
             One JSON object.
+
+        Examples
+        --------
+        >>> import attnc, json
+        >>> net = attnc.compile("sin(x)", {"x": (-1, 1)}, eps=0.1)
+        >>> found = attnc.trace(net, [[0.5]], [[-0.5]])
+        >>> len(json.loads(found.to_json())["sites"]) == len(found.sites)
+        True
         """
         return json.dumps(self.to_dict(), ensure_ascii=False)
 
@@ -360,6 +377,15 @@ class Trace:
         ----------
         path : path-like
             The file; its ending chooses the format.
+
+        Examples
+        --------
+        >>> import attnc, pathlib, tempfile
+        >>> net = attnc.compile("sin(x)", {"x": (-1, 1)}, eps=0.1)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     attnc.trace(net, [[0.5]], [[-0.5]]).plot(f"{folder}/trace.svg")
+        ...     [path.name for path in pathlib.Path(folder).iterdir()]
+        ['trace.svg']
         """
         from attnc.plots.tracing import plot_trace
 

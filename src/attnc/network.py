@@ -431,7 +431,15 @@ class Network:
 
     @cached_property
     def known_derivation(self) -> Derivation | None:
-        """The derivation that the stages of the certificate state, or the construction's; None if there is neither."""
+        """The derivation that the stages of the certificate state, or the construction's; None if there is neither.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> net = attnc.compile("tanh(x) * y", {"x": (-1, 1), "y": (-1, 1)}, eps=0.1)
+        >>> len(net.known_derivation.outputs)  # one for each output of the network
+        1
+        """
         stages = self.certificate.by_heads
         if stages is None:
             return self.derivation

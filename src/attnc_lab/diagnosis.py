@@ -55,7 +55,14 @@ class Diagnosis:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether no symptom was found."""
+        """Whether no symptom was found.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> attnc.Diagnosis(symptoms=(), max_error=1e-3, eps=0.1, num_points=100).is_healthy
+        True
+        """
         return not self.symptoms
 
     def __str__(self) -> str:

@@ -158,6 +158,16 @@ class Request:
         ------
         InputError
             If the box or the values of the function are too large or too small for a dtype.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> request = attnc.constructions.Request(eps=0.1, dtype="float32")
+        >>> try:
+        ...     request.require_representable(attnc.as_target("1e39*x", {"x": (0, 1)}))
+        ... except attnc.InputError as error:
+        ...     print(error)
+        1e39*x reaches 1e+39, more than float32 holds: scale the function
         """
         dtype = "float32" if "float32" in (self.dtype, self.also) else self.dtype
         most, box = float(np.finfo(dtype).max) / 8, target.box.core(1.0)
@@ -173,18 +183,39 @@ class Request:
 
     @property
     def goal(self) -> float:
-        """The eps that was asked for."""
+        """The eps that was asked for.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> attnc.constructions.Request(eps=0.1).goal
+        0.1
+        """
         assert self.eps is not None
         return self.eps
 
     @property
     def eps_or_any(self) -> float:
-        """The eps that was asked for. Without one every error is accepted."""
+        """The eps that was asked for. Without one every error is accepted.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> attnc.constructions.Request().eps_or_any
+        inf
+        """
         return math.inf if self.eps is None else self.eps
 
     @property
     def options(self) -> dict[str, object]:
-        """The options that were given, by name."""
+        """The options that were given, by name.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> attnc.constructions.Request(eps=0.1, beta=50.0, points_per_axis=9).options
+        {'beta': 50.0, 'points_per_axis': 9}
+        """
         given = {
             "centres": self.centres,
             "heads": self.heads,
@@ -206,6 +237,15 @@ class Request:
         -------
         bool
             True if all of that holds.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> request = attnc.constructions.Request(eps=0.1)
+        >>> request.is_plain(attnc.as_target("sin(x)", {"x": (-1, 1)}))
+        True
+        >>> request.is_plain(attnc.as_target("tanh(x)", {"x": (0, float("inf"))}))  # the box is infinite
+        False
         """
         conditions = (finite_box, made_for("function"), one_input, continuous, largest_error)
         return all(condition(target, self) is None for condition in conditions)
@@ -224,6 +264,13 @@ class Request:
         -------
         bool
             True if the proof is short enough.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> request = attnc.constructions.Request(eps=0.1)
+        >>> request.is_short_proof(attnc.as_target(lambda points: points[:, 0], [(0, 1)], lipschitz=1.0))
+        True
         """
         most = self.for_largest_error(target.box).eps_or_any
         return target.given is None or _cells_to_prove(target, most) <= MOST_PROOF_CELLS
@@ -242,6 +289,13 @@ class Request:
         ------
         OutOfTime
             If the time limit is over.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> request = attnc.constructions.Request(eps=0.1, progress=lambda doing, share: print(f"{doing}: {share:.0%}"))
+        >>> request.report("place keys", 0.5)
+        place keys: 50%
         """
         check_time(doing)
         if self.progress is not None:
@@ -259,6 +313,13 @@ class Request:
         -------
         Request
             The same request if its norm is the largest error already.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> request = attnc.constructions.Request(eps=0.1, p=2.0)
+        >>> float(request.for_largest_error(attnc.Box.parse({"x": (0, 4)})).eps)  # 0.1 divided by the root of the width
+        0.05
         """
         if self.p == math.inf or self.eps is None:
             return self
@@ -323,6 +384,13 @@ class Estimate:
         -------
         Estimate
             The row of a plan.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> row = attnc.Estimate.one_layer("mine", anchors=10, d=2, outputs=1, error=1e-3)
+        >>> row.heads, row.multiply_adds  # a key has two slopes, an offset and a value
+        (1, 40)
         """
         each = d + 1 + outputs
         embedding = 3 * d + 1 + 3 * outputs  # scale and offset of the query, the projections, the read-out
@@ -343,6 +411,13 @@ class Estimate:
         -------
         Estimate
             The row of a plan.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> built = attnc.constructions.max_affine(attnc.as_target("x**2", {"x": (0, 1)}), points_per_axis=4, beta=50.0)
+        >>> attnc.Estimate.of_built(built, built.bound.value).anchors
+        4
         """
         made = built.program
         counts = made.num_anchors, made.num_heads, made.num_attention_layers, made.num_parameters, multiply_adds(made)
@@ -360,6 +435,13 @@ class Estimate:
         -------
         Estimate
             The row, or the refusal in `why_not`.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> request = attnc.constructions.Request(max_anchors=100)
+        >>> attnc.Estimate("mine", anchors=500).within(request).why_not
+        'needs about 5e+02 anchors, the limit is 100'
         """
         if self.anchors <= request.max_anchors:
             return self
@@ -430,6 +512,13 @@ class Construction:
         ------
         InputError
             If the construction does not take the target; the message has the reason.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> by_name = {each.name: each for each in attnc.constructions.CATALOGUE}
+        >>> target, request = attnc.as_target("sin(x)", {"x": (-1, 1)}), attnc.constructions.Request(eps=0.1)
+        >>> by_name["max_affine"].accept(target, request)  # no error
         """
         refuse(self.name, target, request, *self.requires)
 
@@ -447,6 +536,14 @@ class Construction:
         -------
         str or None
             The reason.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> by_name = {each.name: each for each in attnc.constructions.CATALOGUE}
+        >>> target, request = attnc.as_target("sin(x)", {"x": (-1, 1)}), attnc.constructions.Request(eps=0.1)
+        >>> by_name["truncated_linear"].why_not(target, request)
+        'takes a TruncatedLinear'
         """
         reasons = (required(target, request) for required in self.requires)
         return next((reason for reason in reasons if reason is not None), None)
@@ -470,6 +567,15 @@ class Construction:
         ------
         AttncError
             If the construction does not reach eps within the limits.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> by_name = {each.name: each for each in attnc.constructions.CATALOGUE}
+        >>> target, request = attnc.as_target("sin(x)", {"x": (-1, 1)}), attnc.constructions.Request(eps=0.1)
+        >>> row = by_name["max_affine"].estimate(target, request)
+        >>> row.name, row.heads
+        ('max_affine', 1)
         """
         if self.estimated is not None:
             return self.estimated(target, request)

@@ -223,12 +223,28 @@ class Report:
 
     @property
     def num_anchors(self) -> int:
-        """The number of keys, summed over all activations."""
+        """The number of keys, summed over all activations.
+
+        Examples
+        --------
+        >>> import attnc, torch
+        >>> _, report = attnc.convert(torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU()), eps=1e-2)
+        >>> report.num_anchors == report.replaced[0].anchors
+        True
+        """
         return sum(entry.anchors for entry in self.replaced)
 
     @property
     def error(self) -> float:
-        """The largest proven error of the activations."""
+        """The largest proven error of the activations.
+
+        Examples
+        --------
+        >>> import attnc, torch
+        >>> _, report = attnc.convert(torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.GELU()), eps=1e-2)
+        >>> report.error <= 1e-2
+        True
+        """
         return max((entry.error for entry in self.replaced), default=0.0)
 
     def as_json(self) -> dict[str, Any]:
@@ -238,6 +254,13 @@ class Report:
         -------
         dict
             Plain lists, texts and numbers, as `json.dumps` takes them.
+
+        Examples
+        --------
+        >>> import attnc, torch
+        >>> _, report = attnc.convert(torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.GELU()), eps=1e-2)
+        >>> [(entry["name"], entry["activation"]) for entry in report.as_json()["replaced"]]
+        [('1', 'gelu')]
         """
         report = asdict(self)
         for entry in report["replaced"]:
@@ -256,6 +279,13 @@ class Report:
         -------
         list of list of str
             A row for each activation that was replaced.
+
+        Examples
+        --------
+        >>> import attnc, torch
+        >>> _, report = attnc.convert(torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.GELU()), eps=1e-2)
+        >>> report.rows()[0][:2]
+        ['1', 'gelu']
         """
         rows = []
         for entry in self.replaced:
@@ -275,6 +305,13 @@ class Report:
         -------
         str
             A table with a header.
+
+        Examples
+        --------
+        >>> import attnc, torch
+        >>> _, report = attnc.convert(torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.GELU()), eps=1e-2)
+        >>> report.markdown().splitlines()[1].count(":--")
+        2
         """
         rows = [
             HEADERS,
@@ -290,6 +327,13 @@ class Report:
         -------
         str
             A complete page.
+
+        Examples
+        --------
+        >>> import attnc, torch
+        >>> _, report = attnc.convert(torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.GELU()), eps=1e-2)
+        >>> report.html()[:15]
+        '<!doctype html>'
         """
         from attnc.converting.report_page import page
 
@@ -307,6 +351,13 @@ class Report:
         -------
         list of str
             One line for each remark.
+
+        Examples
+        --------
+        >>> import attnc, torch
+        >>> _, report = attnc.convert(torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.GELU()), eps=1e-2)
+        >>> report.remarks()
+        ['evaluation on a CPU: compiled, one exponential (1)']
         """
         lines = [f"left as it was: {entry.path or 'the model'} ({entry.what}): {entry.reason}" for entry in self.left]
         lines += [f"note: {note}" for note in self.notes]

@@ -68,7 +68,14 @@ class HeadReport:
 
     @property
     def is_safe(self) -> bool:
-        """Whether every head leaks at most `leak`, as computed in `dtype`."""
+        """Whether every head leaks at most `leak`, as computed in `dtype`.
+
+        Examples
+        --------
+        >>> from attnc.heads import HeadReport
+        >>> HeadReport("model", 0, "layers.0", 2, 1, "1 query", 0.01, "float32", (), ()).is_safe  # it has no heads
+        True
+        """
         return all(self.is_head_safe(head) for head in self.heads)
 
     def is_head_safe(self, head: SelectionClaim) -> bool:
@@ -83,6 +90,14 @@ class HeadReport:
         -------
         bool
             True if its leak is at most the one allowed.
+
+        Examples
+        --------
+        >>> from attnc.heads import HeadReport, SelectionClaim
+        >>> facts = {"float32": 10.0, "float64": 10.0}
+        >>> head = SelectionClaim(0, (3,), 10.1, 1e-4, facts, dict.fromkeys(facts, 1e-4), dict.fromkeys(facts, 221), 0)
+        >>> HeadReport("model", 0, "layers.0", 4, 1, "1 query", 0.01, "float32", (), (head,)).is_head_safe(head)
+        True
         """
         return head.leaks[self.dtype] <= self.leak
 
@@ -93,6 +108,13 @@ class HeadReport:
         -------
         dict
             Plain lists, texts and numbers, as `json.dumps` takes them.
+
+        Examples
+        --------
+        >>> from attnc.heads import HeadReport
+        >>> report = HeadReport("model", 0, "layers.0", 2, 1, "1 query", 0.01, "float32", (), ())
+        >>> report.to_json()["leak"]
+        0.01
         """
         facts = {name: value for name, value in asdict(self).items() if name != "heads"}
         heads = [

@@ -120,6 +120,13 @@ class Domain:
         ------
         InputError
             If the prompt has another shape, or a number that is not finite.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> domain = attnc.incontext.Ridge(alpha=1.0).fit([[0.0], [1.0]], [0.0, 1.0]).program_.domain
+        >>> domain.violations(domain.prompt.tokens([[9.0], [0.0]], [0.0, 1.0]))[0]
+        'the 2-norm of an example is 9, above 1'
         """
         tokens = self._tokens(tokens)
         given, asked = tokens[: self.prompt.rows], tokens[self.prompt.rows :]
@@ -167,6 +174,14 @@ class Domain:
         -------
         Examples
             Inputs, targets, weights and penalties.
+
+        Examples
+        --------
+        >>> from attnc.incontext import Domain, Prompt
+        >>> domain = Domain(Prompt(rows=3, features=1))
+        >>> given = domain.examples(domain.prompt.tokens([[2.0], [5.0]], [1.0, -1.0]))
+        >>> given.X.tolist(), given.y.tolist()
+        ([[2.0], [5.0]], [1.0, -1.0])
         """
         d, weights = self.prompt.features, self.prompt.num_weights
         is_example = rows[:, d] != 0
@@ -213,6 +228,12 @@ class Domain:
         dict
             Every field by its name. Limits that are infinite are None, which JSON writes as null. Sizes of prompts
             without weights, queries or several targets are left out.
+
+        Examples
+        --------
+        >>> from attnc.incontext import Domain, Prompt
+        >>> Domain(Prompt(rows=3, features=1), x=2.0).as_json()["x"]
+        2.0
         """
         fields = dataclasses.asdict(self) | {"penalty": list(self.penalty)}
         left_out = {key for key in OPTIONAL_LIMITS if fields[key] in (None, math.inf)}
@@ -238,6 +259,13 @@ class Domain:
         ------
         FileError
             If a field is missing, unknown or of another type.
+
+        Examples
+        --------
+        >>> from attnc.incontext import Domain, Prompt
+        >>> domain = Domain(Prompt(rows=3, features=1), x=2.0)
+        >>> Domain.from_json(domain.as_json()) == domain
+        True
         """
         try:
             prompt = Prompt(**fields["prompt"])

@@ -74,7 +74,14 @@ class Norms:
 
     @property
     def weights(self) -> float:
-        """A bound of |w*|: it is at most ‖y‖/√μ, since μ|w*|² ≤ ‖y‖²."""
+        """A bound of |w*|: it is at most ‖y‖/√μ, since μ|w*|² ≤ ‖y‖².
+
+        Examples
+        --------
+        >>> from attnc.incontext import Norms
+        >>> Norms(x=1.0, y=6.0, L=9.0, mu=4.0).weights
+        3.0
+        """
         return self.y / math.sqrt(self.mu) if self.mu else math.inf
 
 
@@ -114,7 +121,16 @@ class Plan:
 
     @property
     def reached(self) -> float:
-        """A bound of |w_T|₂, for a second task that starts there."""
+        """A bound of |w_T|₂, for a second task that starts there.
+
+        Examples
+        --------
+        >>> from attnc.incontext import Norms, Prompt, plan_least_squares
+        >>> norms = Norms(x=1.0, y=2.0, L=4.0, mu=1.0)
+        >>> plan = plan_least_squares(Prompt(rows=8, features=2), norms, penalty=(0.0, 0.0), accuracy=1e-3)
+        >>> plan.weights + plan.bound.value <= plan.reached
+        True
+        """
         return float(up(self.weights + self.bound.value, CLOSED_FORM_SLACK))
 
 

@@ -105,6 +105,13 @@ class InContextEstimator(BaseEstimator, abc.ABC):  # type: ignore[misc]
         ------
         FitError
             If the data or a parameter cannot be used. It is also a ValueError.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> model = attnc.incontext.NadarayaWatson(gamma=100.0)
+        >>> model.fit([[0.0], [1.0]], [2.0, 4.0]) is model
+        True
         """
         return self._fit_weighted(X, y, None)
 
@@ -136,15 +143,65 @@ class InContextEstimator(BaseEstimator, abc.ABC):  # type: ignore[misc]
         """Fit the model to checked data, with checked parameters."""
 
     def save(self, path: PathLike) -> None:
-        """Write the fitted program as a folder: see `InContextProgram.save`."""
+        """Write the fitted program as a folder: see `InContextProgram.save`.
+
+        Parameters
+        ----------
+        path : path-like
+            The folder.
+
+        Examples
+        --------
+        >>> import attnc, pathlib, tempfile
+        >>> model = attnc.incontext.Ridge(alpha=1.0).fit([[0.0], [1.0]], [0.0, 1.0])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     model.save(f"{folder}/ridge")
+        ...     sorted(path.name for path in pathlib.Path(folder, "ridge").iterdir())
+        ['README.md', 'certificate.json', 'config.json', 'model.safetensors']
+        """
         self._fitted_program().save(path)
 
     def to_torch(self, *, trainable: bool = False) -> LayeredNetwork:
-        """Return the fitted program as a torch module: see `InContextProgram.to_torch`."""
+        """Return the fitted program as a torch module: see `InContextProgram.to_torch`.
+
+        Parameters
+        ----------
+        trainable : bool
+            Whether the weights are parameters.
+
+        Returns
+        -------
+        torch.nn.Module
+            Its inputs are those of `program_`, batch first.
+
+        Examples
+        --------
+        >>> import attnc, torch
+        >>> model = attnc.incontext.Ridge(alpha=1.0).fit([[0.0], [1.0]], [0.0, 1.0])
+        >>> module = model.to_torch()
+        >>> inputs = [torch.tensor(each[None]) for each in (model.start_, model.prompt_)]
+        >>> bool((module(*inputs)[0] - torch.tensor(model.trajectory_[-1])).abs().max() < 1e-9)
+        True
+        """
         return self._fitted_program().to_torch(trainable=trainable)
 
     def export_onnx(self, path: PathLike) -> None:
-        """Write the fitted program as an ONNX file: see `InContextProgram.export_onnx`."""
+        """Write the fitted program as an ONNX file: see `InContextProgram.export_onnx`. It needs the extra `onnx`.
+
+        Parameters
+        ----------
+        path : path-like
+            The file.
+
+        Examples
+        --------
+        >>> import attnc, pathlib, tempfile
+        >>> model = attnc.incontext.Ridge(alpha=1.0).fit([[0.0], [1.0]], [0.0, 1.0])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     model.export_onnx(f"{folder}/ridge.onnx")
+        ...     [path.name for path in pathlib.Path(folder).iterdir()]
+        ['ridge.onnx']
+        """
         self._fitted_program().export_onnx(path)
 
     def _fitted_program(self) -> InContextProgram:
@@ -322,6 +379,13 @@ class LinearEstimator(SteppingEstimator):
         ------
         FitError
             If the data or a parameter cannot be used. It is also a ValueError.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> model = attnc.incontext.Ridge(alpha=1.0).fit([[0.0], [2.0]], [1.0, 3.0], sample_weight=[1.0, 1.0])
+        >>> [round(float(value), 6) for value in (*model.coef_, model.intercept_)]
+        [0.666667, 1.333333]
         """
         return self._fit_weighted(X, y, sample_weight)
 
@@ -422,6 +486,13 @@ class LinearEstimator(SteppingEstimator):
         Returns
         -------
         Array of shape (rows,), or (rows, targets).
+
+        Examples
+        --------
+        >>> import attnc
+        >>> model = attnc.incontext.Ridge(alpha=1.0).fit([[0.0], [2.0]], [1.0, 3.0])
+        >>> bool(model.predict_bound([[1.0]])[0] < 1e-9)
+        True
         """
         X = self._queries(X)
         found = np.stack([one.of_scores(X) for one in self._enclosures], axis=1)
@@ -441,6 +512,11 @@ class LinearEstimator(SteppingEstimator):
         -------
         InContextProgram
             Its output has a number for each query, in the units of the prompt: see `predict_in_context`.
+
+        Raises
+        ------
+        FitError
+            If a parameter cannot be used. It is also a ValueError.
 
         Examples
         --------

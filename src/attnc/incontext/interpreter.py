@@ -106,6 +106,13 @@ class EncodedHead:
         -------
         EncodedHead
             A new head.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> (head,) = attnc.compile("sin(x)", {"x": (-1, 1)}, 0.1).as_prompt().heads
+        >>> head.renamed({"out.0": "signal.0"}).writes
+        ('signal.0',)
         """
         reads, writes = (tuple(names.get(name, name) for name in each) for each in (self.reads, self.writes))
         return replace(self, reads=reads, writes=writes)
@@ -155,22 +162,52 @@ class EncodedProgram:
 
     @property
     def num_inputs(self) -> int:
-        """The number of inputs."""
+        """The number of inputs.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> attnc.compile("sin(x)", {"x": (-1, 1)}, 0.1).as_prompt().num_inputs
+        1
+        """
         return self.box.d
 
     @property
     def num_steps(self) -> int:
-        """The number of heads: each takes one step."""
+        """The number of heads: each takes one step.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> attnc.compile("sin(x)", {"x": (-1, 1)}, 0.1).as_prompt().num_steps
+        1
+        """
         return len(self.heads)
 
     @property
     def num_keys(self) -> int:
-        """The number of keys of all heads."""
+        """The number of keys of all heads.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> net = attnc.compile("sin(x)", {"x": (-1, 1)}, 0.1)
+        >>> net.as_prompt().num_keys == net.num_anchors
+        True
+        """
         return sum(head.keys.num_keys for head in self.heads)
 
     @property
     def num_signals(self) -> int:
-        """The number of signals that heads pass on to later heads."""
+        """The number of signals that heads pass on to later heads.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> program = attnc.compile("sin(x)", {"x": (-1, 1)}, 0.1).as_prompt()
+        >>> program.num_signals, program.then(attnc.compile("x**2", {"x": (-2, 2)}, 0.1).as_prompt()).num_signals
+        (0, 2)
+        """
         return len({name for head in self.heads for name in head.writes if name.startswith("signal.")})
 
     def then(self, after: EncodedProgram) -> EncodedProgram:
@@ -342,14 +379,28 @@ class Interpreter:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The names of the columns of a prompt."""
+        """The names of the columns of a prompt.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> attnc.incontext.Interpreter(inputs=1, outputs=1, signals=0, steps=1, rows=4).columns
+        ('slope.in.0', 'offset', 'value.out.0', 'step.0', 'present')
+        """
         slopes = tuple(f"slope.{name}" for name in self._read)
         values = tuple(f"value.{name}" for name in self._written)
         return (*slopes, "offset", *values, *named("step", self.steps), "present")
 
     @cached_property
     def program(self) -> Program:
-        """The module: its inputs are a point, (inputs,), and a prompt, (rows, columns)."""
+        """The module: its inputs are a point, (inputs,), and a prompt, (rows, columns).
+
+        Examples
+        --------
+        >>> import attnc
+        >>> attnc.incontext.Interpreter(inputs=1, outputs=1, signals=0, steps=1, rows=4).program.input_shapes
+        ((1,), (4, 5))
+        """
         memory = AffineBuilder(self.rows, self.columns, self.rows + 1, self._keyed)
         everywhere = np.arange(self.rows)
         memory.copy(everywhere, everywhere, self.columns[:-1])

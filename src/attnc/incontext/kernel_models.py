@@ -84,6 +84,13 @@ class QueriedRegressor(RegressorMixin, InContextEstimator):  # type: ignore[misc
         Returns
         -------
         Array of shape (rows,).
+
+        Examples
+        --------
+        >>> import attnc
+        >>> model = attnc.incontext.NadarayaWatson(gamma=1.0).fit([[0.0], [1.0]], [2.0, 4.0])
+        >>> [round(float(value), 6) for value in model.predict([[0.5]])]  # both examples are equally near
+        [3.0]
         """
         X = self._queries(X) - self.mean_
         size = float(np.sqrt((X**2).sum(axis=1).max(initial=0)))
@@ -161,6 +168,14 @@ class NadarayaWatson(QueriedRegressor):
         ------
         InputError
             If there are corrections, for which nothing is proved, or a number is out of range.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> model = attnc.incontext.NadarayaWatson(gamma=100.0).fit([[0.0], [0.5], [1.0]], [0.0, 0.5, 1.0])
+        >>> bound = model.error_bound(lambda t: t, fill=0.25, oscillation=1.0)  # the targets are those of f(x) = x
+        >>> bool(abs(model.predict([[0.3]])[0] - 0.3) <= bound.value < 1.0)
+        True
         """
         check_is_fitted(self)
         if self.corrections:
@@ -302,6 +317,13 @@ class KNeighborsRegressor(QueriedRegressor):
         ------
         FitError
             If the prompt has fewer examples than `n_neighbors`.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> model = attnc.incontext.KNeighborsRegressor(n_neighbors=2).fit([[0.0], [1.0], [9.0]], [2.0, 4.0, 7.0])
+        >>> [round(float(value), 6) for value in model.predict([[0.2]])]  # the mean of 2 and 4
+        [3.0]
         """
         check_is_fitted(self)
         present = int(self.prompt_[:, -2].sum())

@@ -97,6 +97,13 @@ class LinearRegressor(RegressorMixin, LinearEstimator):  # type: ignore[misc]
         Returns
         -------
         Array of shape (rows,).
+
+        Examples
+        --------
+        >>> import attnc
+        >>> model = attnc.incontext.Ridge(alpha=1.0).fit([[0.0], [2.0]], [1.0, 3.0])
+        >>> [round(float(value), 6) for value in model.predict([[1.0]])]
+        [2.0]
         """
         predicted: np.ndarray = self._queries(X) @ self.coef_.T + self.intercept_
         return predicted
@@ -223,7 +230,8 @@ class LeastSquares(LinearRegressor):
         --------
         >>> import attnc
         >>> model = attnc.incontext.LinearRegression(fit_intercept=False)
-        >>> [round(float(value), 6) for value in model.causal_predictions([[1.0], [2.0], [4.0]], [3.0, 6.0, 12.0])]
+        >>> found = model.causal_predictions([[1.0], [2.0], [4.0]], [3.0, 6.0, 12.0])
+        >>> [round(float(value), 6) + 0.0 for value in found]
         [0.0, 6.0, 12.0]
         """
         X, y = check_X_y(X, y, dtype=np.float64, y_numeric=True)
@@ -400,6 +408,13 @@ class RidgeSelection(LinearRegressor):
         ------
         FitError
             If the data or a parameter cannot be used. It is also a ValueError.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> X = [[float(i), float(i * i % 7)] for i in range(12)]
+        >>> attnc.incontext.RidgeSelection(alphas=(0.01, 1000.0)).fit(X, [3.0 * a - b for a, b in X]).alpha_
+        0.01
         """
         return self._fit_weighted(X, y, None)
 
@@ -851,6 +866,13 @@ class PoissonRegressor(LinearRegressor, CurvedEstimator):
         Returns
         -------
         Array of shape (rows,).
+
+        Examples
+        --------
+        >>> import attnc
+        >>> model = attnc.incontext.PoissonRegressor(alpha=1.0).fit([[0.0], [1.0], [2.0]], [1.0, 2.0, 3.0])
+        >>> bool(model.predict_bound([[1.0]])[0] < 1e-6)
+        True
         """
         with np.errstate(over="ignore"):
             found: np.ndarray = self.predict(X) * np.expm1(super().predict_bound(X)) * (1 + 1e-9)
@@ -866,6 +888,13 @@ class PoissonRegressor(LinearRegressor, CurvedEstimator):
         Returns
         -------
         Array of shape (rows,).
+
+        Examples
+        --------
+        >>> import attnc
+        >>> model = attnc.incontext.PoissonRegressor(alpha=1.0).fit([[0.0], [1.0], [2.0]], [1.0, 2.0, 3.0])
+        >>> bool(model.predict([[0.0]])[0] < model.predict([[2.0]])[0])
+        True
         """
         return np.asarray(np.exp(super().predict(X)))
 
@@ -1017,6 +1046,13 @@ class LogisticRegression(ClassifierMixin, CurvedEstimator):  # type: ignore[misc
         ------
         FitError
             If there are more than two classes, for which nothing is proved.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> model = attnc.incontext.LogisticRegression().fit([[0.0], [1.0], [2.0], [3.0]], [0, 0, 1, 1])
+        >>> bool(model.predict_bound([[1.5]])[0] < 1e-6)
+        True
         """
         check_is_fitted(self)
         if len(self.classes_) > 2:
@@ -1033,6 +1069,13 @@ class LogisticRegression(ClassifierMixin, CurvedEstimator):  # type: ignore[misc
         Returns
         -------
         Array of shape (rows,), or (rows, classes) if there are more than two.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> model = attnc.incontext.LogisticRegression().fit([[0.0], [1.0], [2.0], [3.0]], [0, 0, 1, 1])
+        >>> (model.decision_function([[0.0], [3.0]]) > 0).tolist()
+        [False, True]
         """
         scores: np.ndarray = self._queries(X) @ self.coef_.T + self.intercept_
         return scores[:, 0] if len(self.classes_) == 2 else scores
@@ -1047,6 +1090,13 @@ class LogisticRegression(ClassifierMixin, CurvedEstimator):  # type: ignore[misc
         Returns
         -------
         Array of shape (rows, classes), in the order of `classes_`.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> model = attnc.incontext.LogisticRegression().fit([[0.0], [1.0], [2.0], [3.0]], [0, 0, 1, 1])
+        >>> model.predict_proba([[1.5]]).round(6).tolist()  # half-way between the classes
+        [[0.5, 0.5]]
         """
         scores = self.decision_function(X)
         if scores.ndim == 2:
@@ -1064,6 +1114,13 @@ class LogisticRegression(ClassifierMixin, CurvedEstimator):  # type: ignore[misc
         Returns
         -------
         Array of shape (rows,), with labels of `classes_`.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> model = attnc.incontext.LogisticRegression().fit([[0.0], [1.0], [2.0], [3.0]], ["no", "no", "yes", "yes"])
+        >>> model.predict([[0.5], [2.5]]).tolist()
+        ['no', 'yes']
         """
         scores = self.decision_function(X)
         best = scores.argmax(axis=1) if scores.ndim == 2 else (scores > 0).astype(int)

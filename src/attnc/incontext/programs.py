@@ -124,22 +124,54 @@ class InContextProgram:
 
     @property
     def depth(self) -> int:
-        """The number of attention layers that are applied, repeats counted."""
+        """The number of attention layers that are applied, repeats counted.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> program = attnc.incontext.Ridge(alpha=1.0).fit([[0.0], [1.0]], [0.0, 1.0]).program_
+        >>> program.depth == program.program.num_attention_layers
+        True
+        """
         return self.program.num_attention_layers
 
     @property
     def layers(self) -> tuple[Layer, ...]:
-        """The layers of the main stream, all turns of repeated ones included."""
+        """The layers of the main stream, all turns of repeated ones included.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> program = attnc.incontext.Ridge(alpha=1.0).fit([[0.0], [1.0]], [0.0, 1.0]).program_
+        >>> len(program.layers) >= program.depth
+        True
+        """
         return self.program.layers
 
     @property
     def memory(self) -> tuple[Layer, ...]:
-        """The layers of the memory."""
+        """The layers of the memory.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> program = attnc.incontext.NadarayaWatson(gamma=1.0).fit([[0.0], [1.0]], [2.0, 4.0]).program_
+        >>> program.memory == program.program.memory
+        True
+        """
         return self.program.memory
 
     @property
     def input_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """The shapes of the inputs of one point."""
+        """The shapes of the inputs of one point.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> model = attnc.incontext.Ridge(alpha=1.0).fit([[0.0], [1.0]], [0.0, 1.0])
+        >>> model.program_.input_shapes[1] == model.prompt_.shape
+        True
+        """
         return self.program.input_shapes
 
     def check(self, prompt: Any, start: Any = None) -> None:

@@ -76,33 +76,75 @@ class Prompt:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The channels of a token."""
+        """The channels of a token.
+
+        Examples
+        --------
+        >>> from attnc.incontext import Prompt
+        >>> Prompt(rows=3, features=2).inputs
+        ('x.0', 'x.1', 'm', 'y')
+        """
         weight = (LOG_WEIGHT,) if self.weighted else ()
         return (*(f"x.{c}" for c in range(self.features)), PRESENT, *weight, *self.target_names)
 
     @property
     def target_names(self) -> tuple[str, ...]:
-        """The channels of the targets."""
+        """The channels of the targets.
+
+        Examples
+        --------
+        >>> from attnc.incontext import Prompt
+        >>> Prompt(rows=3, features=2, targets=2).target_names
+        ('y.0', 'y.1')
+        """
         return (TARGET,) if self.targets == 1 else tuple(f"{TARGET}.{k}" for k in range(self.targets))
 
     @property
     def shape(self) -> tuple[int, int]:
-        """The shape of a prompt: its rows, queries included, and the numbers of a token."""
+        """The shape of a prompt: its rows, queries included, and the numbers of a token.
+
+        Examples
+        --------
+        >>> from attnc.incontext import Prompt
+        >>> Prompt(rows=3, features=2, queries=1).shape
+        (4, 4)
+        """
         return self.rows + self.queries, len(self.inputs)
 
     @property
     def regressors(self) -> tuple[str, ...]:
-        """The channels that the weights multiply: x̃ = (x, m) with an intercept, else x."""
+        """The channels that the weights multiply: x̃ = (x, m) with an intercept, else x.
+
+        Examples
+        --------
+        >>> from attnc.incontext import Prompt
+        >>> Prompt(rows=3, features=2, intercept=True).regressors
+        ('x.0', 'x.1', 'm')
+        """
         return self.inputs[: self.features + self.intercept]
 
     @property
     def weight_names(self) -> tuple[str, ...]:
-        """The names of the weights: those of the regressors without their prefix."""
+        """The names of the weights: those of the regressors without their prefix.
+
+        Examples
+        --------
+        >>> from attnc.incontext import Prompt
+        >>> Prompt(rows=3, features=2, intercept=True).weight_names
+        ('0', '1', 'm')
+        """
         return tuple(name.removeprefix("x.") for name in self.regressors)
 
     @property
     def num_weights(self) -> int:
-        """The number of weights of a model, the intercept included."""
+        """The number of weights of a model, the intercept included.
+
+        Examples
+        --------
+        >>> from attnc.incontext import Prompt
+        >>> Prompt(rows=3, features=2, intercept=True).num_weights
+        3
+        """
         return self.features + self.intercept
 
     def tokens(
@@ -129,6 +171,14 @@ class Prompt:
         ------
         InputError
             If shapes do not fit, there are more examples than `rows`, or a number is not finite.
+
+        Examples
+        --------
+        >>> from attnc.incontext import Prompt
+        >>> Prompt(rows=3, features=1).tokens([[2.0], [5.0]], [1.0, -1.0])
+        array([[ 2.,  1.,  1.],
+               [ 5.,  1., -1.],
+               [ 0.,  0.,  0.]])
         """
         X, y = np.asarray(X, np.float64), np.asarray(y, np.float64)
         wanted = X.shape[:1] if self.targets == 1 else (*X.shape[:1], self.targets)
@@ -182,6 +232,16 @@ class Prompt:
             The first row and the first token.
         mean : bool
             True for means, False for sums.
+
+        Examples
+        --------
+        >>> from attnc.incontext import Prompt
+        >>> from attnc.ir.building import AffineBuilder
+        >>> prompt = Prompt(rows=3, features=1)
+        >>> memory = AffineBuilder(3, prompt.inputs, 4, (*prompt.inputs, "sink"))
+        >>> prompt.place(memory, row=0, token=0, mean=False)
+        >>> memory.build("memory").weight.shape  # three examples and one sink
+        (4, 4, 3, 3)
         """
         rows, tokens = row + np.arange(self.rows), token + np.arange(self.rows)
         memory.copy(tokens, rows, self.inputs)

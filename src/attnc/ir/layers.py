@@ -66,7 +66,15 @@ class Affine(_WithoutHeads):
 
     @property
     def num_parameters(self) -> int:
-        """The number of stored non-zeros of the layer."""
+        """The number of stored non-zeros of the layer.
+
+        Examples
+        --------
+        >>> import attnc, numpy as np
+        >>> weight, constant = (attnc.Sparse.from_dense(np.ones(shape)) for shape in ((1, 2, 1, 3), (1, 2)))
+        >>> attnc.Affine("map", weight, constant, ("a", "b")).num_parameters  # six weights and two constants
+        8
+        """
         return self.weight.num_nonzeros + self.constant.num_nonzeros
 
     def astype(self, dtype: str) -> Affine:
@@ -81,6 +89,13 @@ class Affine(_WithoutHeads):
         -------
         Affine
             A new map.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> layer = attnc.compile("x**2", {"x": (0, 1)}, 0.1).program.layers[0]
+        >>> layer.astype("float32").weight.values.dtype.name
+        'float32'
         """
         return replace(self, weight=self.weight.astype(dtype), constant=self.constant.astype(dtype))
 
@@ -165,12 +180,27 @@ class Head:
 
     @property
     def matrices(self) -> dict[str, np.ndarray]:
-        """The four projections by name."""
+        """The four projections by name.
+
+        Examples
+        --------
+        >>> import attnc, numpy as np
+        >>> head = attnc.Head(W_Q=np.ones((3, 2)), W_K=np.ones((4, 2)), W_V=np.ones((4, 1)), W_O=np.ones((1, 5)))
+        >>> {name: W.shape for name, W in head.matrices.items()}
+        {'W_Q': (3, 2), 'W_K': (4, 2), 'W_V': (4, 1), 'W_O': (1, 5)}
+        """
         return {"W_Q": self.W_Q, "W_K": self.W_K, "W_V": self.W_V, "W_O": self.W_O}
 
     @property
     def num_parameters(self) -> int:
-        """The number of stored non-zeros of the head."""
+        """The number of stored non-zeros of the head.
+
+        Examples
+        --------
+        >>> import attnc, numpy as np
+        >>> attnc.Head(*(np.eye(2) for _ in range(4))).num_parameters  # zeros do not count
+        8
+        """
         return sum(int(np.count_nonzero(W)) for W in self.matrices.values())
 
     def astype(self, dtype: str) -> Head:
@@ -185,6 +215,12 @@ class Head:
         -------
         Head
             A new head.
+
+        Examples
+        --------
+        >>> import attnc, numpy as np
+        >>> attnc.Head(*(np.eye(2) for _ in range(4))).astype("float32").W_Q.dtype.name
+        'float32'
         """
         return Head(**{name: W.astype(dtype) for name, W in self.matrices.items()}, mask=self.mask)
 
@@ -232,7 +268,15 @@ class Attention:
 
     @property
     def num_parameters(self) -> int:
-        """The number of stored non-zeros of the layer."""
+        """The number of stored non-zeros of the layer.
+
+        Examples
+        --------
+        >>> import attnc, numpy as np
+        >>> head = attnc.Head(*(np.ones((1, 1)) for _ in range(4)))
+        >>> attnc.Attention("attend", (head, head), ("y",)).num_parameters
+        8
+        """
         return sum(head.num_parameters for head in self.heads)
 
     def astype(self, dtype: str) -> Attention:
@@ -247,6 +291,13 @@ class Attention:
         -------
         Attention
             A new layer.
+
+        Examples
+        --------
+        >>> import attnc, numpy as np
+        >>> layer = attnc.Attention("attend", (attnc.Head(*(np.ones((1, 1)) for _ in range(4))),), ("y",))
+        >>> layer.astype("float32").heads[0].W_V.dtype.name
+        'float32'
         """
         return replace(self, heads=tuple(head.astype(dtype) for head in self.heads))
 
@@ -287,6 +338,13 @@ class Softmax(_WithoutHeads):
         -------
         Softmax
             The layer itself.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> layer = attnc.Softmax("select", ("a", "b"))
+        >>> layer.astype("float32") is layer
+        True
         """
         return self
 

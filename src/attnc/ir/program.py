@@ -78,18 +78,41 @@ class Program:
 
     @property
     def all_layers(self) -> tuple[Layer, ...]:
-        """The layers of the memory, and then those of the network."""
+        """The layers of the memory, and then those of the network.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> program = attnc.compile("x**2", {"x": (0, 1)}, 0.1).program
+        >>> program.all_layers == program.memory + program.layers
+        True
+        """
         return self.memory + self.layers
 
     @property
     def starts(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """(tokens, width) of the first states of the main stream and of the memory. The memory may have no tokens."""
+        """(tokens, width) of the first states of the main stream and of the memory. The memory may have no tokens.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> program = attnc.compile("x*y", {"x": (0, 1), "y": (0, 1)}, 0.1).program
+        >>> program.starts  # one token with two numbers, and no memory
+        ((1, 2), (0, 0))
+        """
         main, *second = map(token_shape, self.input_shapes)
         return main, second[0] if second else (0, 0)
 
     @property
     def dtype(self) -> np.dtype[np.floating]:
-        """The type of all stored numbers."""
+        """The type of all stored numbers.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> attnc.compile("x**2", {"x": (0, 1)}, 0.1, dtype="float32").program.dtype.name
+        'float32'
+        """
         for layer in self.all_layers:
             if isinstance(layer, Affine):
                 return layer.weight.values.dtype
@@ -99,12 +122,27 @@ class Program:
 
     @property
     def num_parameters(self) -> int:
-        """The number of stored non-zeros."""
+        """The number of stored non-zeros.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> program = attnc.compile("x**2", {"x": (0, 1)}, 0.1).program
+        >>> program.num_parameters == sum(layer.num_parameters for layer in program.all_layers)
+        True
+        """
         return sum(layer.num_parameters for layer in self.all_layers)
 
     @property
     def num_heads(self) -> int:
-        """The number of attention heads."""
+        """The number of attention heads.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> attnc.compile("sin(x) + cos(y)", {"x": (-1, 1), "y": (-1, 1)}, 0.1).program.num_heads
+        2
+        """
         return sum(len(layer.heads) for layer in self.all_layers)
 
     @property
@@ -204,6 +242,13 @@ class Program:
         -------
         array of shape (batch, …)
             The outputs.
+
+        Examples
+        --------
+        >>> import attnc, numpy as np
+        >>> program = attnc.compile("x**2", {"x": (0, 1)}, 0.1).program
+        >>> program.from_tokens(np.zeros((5, 1, 1))).shape
+        (5,)
         """
         return state.reshape(len(state), *self.output_shape)
 

@@ -78,17 +78,37 @@ class Sparse:
         -------
         Sparse
             An array of zeros.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> attnc.Sparse.zeros((2, 3), "float64").num_nonzeros
+        0
         """
         return cls(shape, np.zeros((0, len(shape)), np.int32), np.zeros(0, dtype))
 
     @property
     def num_nonzeros(self) -> int:
-        """The number of stored entries."""
+        """The number of stored entries.
+
+        Examples
+        --------
+        >>> import attnc, numpy as np
+        >>> attnc.Sparse.from_dense(np.array([0.0, 2.0, 3.0])).num_nonzeros
+        2
+        """
         return int(np.count_nonzero(self.values))
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the stored entries and their indices."""
+        """The bytes of the stored entries and their indices.
+
+        Examples
+        --------
+        >>> import attnc, numpy as np
+        >>> attnc.Sparse.from_dense(np.array([0.0, 2.0, 3.0])).nbytes  # two places of 4 bytes and two numbers of 8
+        24
+        """
         return self.index.nbytes + self.values.nbytes
 
     def astype(self, dtype: Any) -> Sparse:
@@ -103,6 +123,12 @@ class Sparse:
         -------
         Sparse
             A new array.
+
+        Examples
+        --------
+        >>> import attnc, numpy as np
+        >>> attnc.Sparse.from_dense(np.array([0.0, 2.0])).astype("float32").values.dtype.name
+        'float32'
         """
         return Sparse(self.shape, self.index, self.values.astype(dtype))
 
@@ -136,6 +162,12 @@ class Sparse:
         -------
         array of shape (nonzeros,)
             A number for each non-zero, in their order.
+
+        Examples
+        --------
+        >>> import attnc, numpy as np
+        >>> attnc.Sparse.from_dense(np.array([[0.0, 2.0], [3.0, 0.0]])).flat(slice(0, 2)).tolist()
+        [1, 2]
         """
         shape = self.shape[axes]
         strides = np.array([math.prod(shape[i + 1 :]) for i in range(len(shape))], np.int64)
@@ -153,6 +185,12 @@ class Sparse:
         -------
         csr_array
             A sparse matrix of SciPy.
+
+        Examples
+        --------
+        >>> import attnc, numpy as np
+        >>> attnc.Sparse.from_dense(np.ones((2, 3, 4))).matrix(1).shape
+        (2, 12)
         """
         from scipy.sparse import coo_array
 

@@ -109,12 +109,26 @@ class Activation(nn.Module):
 
     @property
     def domain(self) -> tuple[float, float]:
-        """The ends of the range of the claim."""
+        """The ends of the range of the claim.
+
+        Examples
+        --------
+        >>> import attnc.nn
+        >>> attnc.nn.Activation("relu", eps=1e-2).domain
+        (-inf, inf)
+        """
         return self.gate.solved.domain
 
     @property
     def certificate(self) -> Certificate:
-        """The certificate of the keys, or one without a bound and with the method "not certified" once they moved."""
+        """The certificate of the keys, or one without a bound and with the method "not certified" once they moved.
+
+        Examples
+        --------
+        >>> import attnc.nn
+        >>> attnc.nn.Activation("tanh", eps=1e-2).certificate.bound <= 1e-2
+        True
+        """
         if self._digest() == self._certified:
             return self._claim
         return Certificate(None, None, (), (), self._claim.dtype, NOT_CERTIFIED)
@@ -158,6 +172,13 @@ class Activation(nn.Module):
         ------
         InputError
             If x is not a tensor.
+
+        Examples
+        --------
+        >>> import attnc.nn, torch
+        >>> layer = attnc.nn.Activation("gelu")
+        >>> layer(torch.tensor([0.0, 10.0])).round(decimals=4).tolist()
+        [0.0, 10.0]
         """
         if not isinstance(x, Tensor):
             raise InputError(f"an activation takes a torch tensor, found {type(x).__name__}")
@@ -233,6 +254,12 @@ class Activation(nn.Module):
         -------
         Tensor of uint8
             The bytes of a JSON object.
+
+        Examples
+        --------
+        >>> import attnc.nn
+        >>> attnc.nn.Activation("relu", eps=1e-2).get_extra_state().dtype
+        torch.uint8
         """
         claim, activation = self._claim, self.gate.solved.activation
         facts = {
@@ -261,6 +288,12 @@ class Activation(nn.Module):
             If it is no such tensor, or has another format.
         InputError
             If it is the claim about another activation.
+
+        Examples
+        --------
+        >>> import attnc.nn
+        >>> layer = attnc.nn.Activation("relu", eps=1e-2)
+        >>> layer.set_extra_state(layer.get_extra_state())  # as load_state_dict does
         """
         if not isinstance(state, Tensor) or state.dtype != torch.uint8 or state.numel() > MAX_JSON_BYTES:
             raise FileError("the extra state of the activation is not a tensor of bytes, as attnc.nn writes it")

@@ -83,7 +83,14 @@ class NetworkLayer(nn.Module):
 
     @property
     def network(self) -> Network:
-        """The certified network. It does not have trained values before `recertify`."""
+        """The certified network. It does not have trained values before `recertify`.
+
+        Examples
+        --------
+        >>> import attnc.nn
+        >>> attnc.nn.Function("x**2", {"x": (0, 1)}, 0.1).network.variables
+        ('x',)
+        """
         return self._network
 
     @property
@@ -91,6 +98,12 @@ class NetworkLayer(nn.Module):
         """The certificate of the network, or one without a bound and with the method "not certified" after training.
 
         Its `standing` is "stated" if a state dict was loaded: anybody may have written it. `recertify` proves it again.
+
+        Examples
+        --------
+        >>> import attnc.nn
+        >>> attnc.nn.Function("x**2", {"x": (0, 1)}, 0.1).certificate.bound <= 0.1
+        True
         """
         claim = self._network.certificate
         if not self._has_moved():
@@ -158,6 +171,25 @@ class NetworkLayer(nn.Module):
     # --- computing ----------------------------------------------------------------------------------------------------
 
     def forward(self, *inputs: Tensor) -> Tensor:
+        """Compute the function at points.
+
+        Parameters
+        ----------
+        *inputs : torch.Tensor
+            One tensor (…, d), or d tensors of one shape. They are computed in the dtype of the network.
+
+        Returns
+        -------
+        torch.Tensor
+            The values, in the dtype of the input, with the shape of the points.
+
+        Examples
+        --------
+        >>> import attnc.nn, torch
+        >>> layer = attnc.nn.Function("x**2", {"x": (0, 1)}, 0.1)
+        >>> layer(torch.rand(5, 1)).shape
+        torch.Size([5, 1])
+        """
         points, shape, dtype = self._points(inputs)
         kind = points.device.type
         if torch.is_autocast_enabled(kind):  # products in half precision are outside of the certificate
@@ -250,13 +282,42 @@ class NetworkLayer(nn.Module):
     # --- state --------------------------------------------------------------------------------------------------------
 
     def get_extra_state(self) -> Tensor:
-        """Return the files of the saved network as one tensor of bytes: its weights and its certificate."""
+        """Return the files of the saved network as one tensor of bytes: its weights and its certificate.
+
+        Returns
+        -------
+        Tensor of uint8
+            The bytes of the files.
+
+        Examples
+        --------
+        >>> import attnc.nn
+        >>> attnc.nn.Function("x**2", {"x": (0, 1)}, 0.1).get_extra_state().dtype
+        torch.uint8
+        """
         files = network_files(*self._network._saved(), card="")
         stored = {name: np.frombuffer(content, np.uint8) for name, content in files.items()}
         return torch.frombuffer(bytearray(pack_tensors(stored)), dtype=torch.uint8)
 
     def set_extra_state(self, state: Any) -> None:
-        """Take the network of a state dict. Its certificate is one that a file states, unless it is the layer's own."""
+        """Take the network of a state dict. Its certificate is one that a file states, unless it is the layer's own.
+
+        Parameters
+        ----------
+        state : Tensor of uint8
+            The network, as `get_extra_state` returns it.
+
+        Raises
+        ------
+        InputError
+            If the network has other variables, outputs or trainable values than the layer.
+
+        Examples
+        --------
+        >>> import attnc.nn
+        >>> layer = attnc.nn.Function("x**2", {"x": (0, 1)}, 0.1)
+        >>> layer.set_extra_state(layer.get_extra_state())  # as load_state_dict does
+        """
         if isinstance(state, Tensor) and torch.equal(state.cpu(), self.get_extra_state()):
             return
         network = _network_of(state)

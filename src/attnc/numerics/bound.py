@@ -52,7 +52,16 @@ class Bound:
 
     @property
     def value(self) -> float:
-        """The sum of the terms, rounded up."""
+        """The sum of the terms, rounded up.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> terms = attnc.Term("leak", 0.25, "weights of far keys"), attnc.Term("spacing", 0.5, "between two anchors")
+        >>> bound = attnc.Bound(terms)
+        >>> 0.75 <= bound.value < 0.75 + 1e-15
+        True
+        """
         exact = math.fsum(term.value for term in self.terms)  # correctly rounded, so one step up is above the sum
         return math.nextafter(exact, math.inf) if exact > 0 else exact
 

@@ -155,17 +155,43 @@ class Certificate:
 
     @property
     def by_heads(self) -> Stages | None:
-        """The heads, if the proof is head by head."""
+        """The heads, if the proof is head by head.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> claim = attnc.compile("tanh(x) * y", {"x": (-1, 1), "y": (-1, 1)}, eps=0.1).certificate
+        >>> claim.method, len(claim.by_heads.heads) == claim.num_heads
+        ('staged proof', True)
+        """
         return self._evidence(Stages)
 
     @property
     def at_points(self) -> Points | None:
-        """The points, if the claim is about the points of a table. It then states nothing about other points."""
+        """The points, if the claim is about the points of a table. It then states nothing about other points.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> table = attnc.TableTarget([[0.0], [1.0]], [2.0, 3.0])
+        >>> attnc.compile(table, eps=1e-6).certificate.at_points.count
+        2
+        """
         return self._evidence(Points)
 
     @property
     def is_of_table(self) -> bool:
-        """Whether the claim is about the points of a table alone."""
+        """Whether the claim is about the points of a table alone.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> table = attnc.TableTarget([[0.0], [1.0]], [2.0, 3.0])
+        >>> attnc.compile(table, eps=1e-6).certificate.is_of_table
+        True
+        >>> attnc.compile("x**2", {"x": (0, 1)}, eps=0.1).certificate.is_of_table
+        False
+        """
         return self.at_points is not None
 
     @property
@@ -183,32 +209,79 @@ class Certificate:
 
     @property
     def gradient_bound(self) -> float | None:
-        """The bound of |∂network/∂x_i − ∂f/∂x_i| away from kinks, rounding included. None if none was proved."""
+        """The bound of |∂network/∂x_i − ∂f/∂x_i| away from kinks, rounding included. None if none was proved.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> claim = attnc.compile("sin(x)", {"x": (-1, 1)}, 1e-2, norm="C1", gradient_eps=0.1).certificate
+        >>> claim.gradient_bound <= 0.1
+        True
+        """
         return None if self.gradient is None else self.gradient.bound
 
     @property
     def gradient_observed(self) -> float | None:
-        """The largest error of a partial derivative seen at samples. It proves nothing."""
+        """The largest error of a partial derivative seen at samples. It proves nothing.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> claim = attnc.compile("sin(x)", {"x": (-1, 1)}, 1e-2, norm="C1", gradient_eps=0.1).certificate
+        >>> claim.gradient_observed <= claim.gradient_bound
+        True
+        """
         return None if self.gradient is None else self.gradient.observed
 
     @property
     def gradient_eps(self) -> float | None:
-        """The largest error of partial derivatives that was asked for."""
+        """The largest error of partial derivatives that was asked for.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> claim = attnc.compile("sin(x)", {"x": (-1, 1)}, 1e-2, norm="C1", gradient_eps=0.1).certificate
+        >>> claim.gradient_eps
+        0.1
+        """
         return None if self.gradient is None else self.gradient.eps
 
     @property
     def excluded(self) -> tuple[Excluded, ...]:
-        """The neighbourhoods of kinks in which nothing is claimed about gradients."""
+        """The neighbourhoods of kinks in which nothing is claimed about gradients.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> claim = attnc.compile("relu(x)", {"x": (-1, 1)}, 1e-2, norm="C1", gradient_eps=0.1).certificate
+        >>> [(strip.argument, strip.lo < 0 < strip.hi) for strip in claim.excluded]
+        [('x', True)]
+        """
         return () if self.gradient is None else self.gradient.excluded
 
     @property
     def num_leaves(self) -> int:
-        """The number of leaves, tails included."""
+        """The number of leaves, tails included.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> claim = attnc.compile("sin(x)", {"x": (-3, 3)}, eps=0.1).certificate
+        >>> claim.num_leaves == len(claim.by_leaves.leaves)  # a finite box has no tails
+        True
+        """
         return len(self._leaves.leaves) + len(self._leaves.tails)
 
     @property
     def num_heads(self) -> int:
-        """The number of heads that are proved one by one."""
+        """The number of heads that are proved one by one.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> attnc.compile("tanh(x) * y", {"x": (-1, 1), "y": (-1, 1)}, eps=0.1).certificate.num_heads
+        1
+        """
         return 0 if self.by_heads is None else len(self.by_heads.heads)
 
     @property
@@ -233,12 +306,31 @@ class Certificate:
 
     @property
     def error(self) -> float | None:
-        """The bound, or the observed error if no bound was proved."""
+        """The bound, or the observed error if no bound was proved.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> net = attnc.compile(lambda points: points[:, 0] ** 2, [(0, 1)], eps=0.1)
+        >>> net.certificate.bound is None, net.certificate.error == net.certificate.observed
+        (True, True)
+        """
         return self.observed if self.bound is None else self.bound
 
     @property
     def pointwise_bound(self) -> float | None:
-        """The bound if it holds at every point of the box. None for an L_p norm with p < ∞, and for a table."""
+        """The bound if it holds at every point of the box. None for an L_p norm with p < ∞, and for a table.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> claim = attnc.compile("x**2", {"x": (0, 1)}, eps=0.1).certificate
+        >>> claim.pointwise_bound == claim.bound
+        True
+        >>> table = attnc.TableTarget([[0.0], [1.0]], [2.0, 3.0])
+        >>> print(attnc.compile(table, eps=1e-6).certificate.pointwise_bound)
+        None
+        """
         return self.bound if self.norm == "inf" and not self.is_of_table else None
 
     @property
@@ -271,12 +363,28 @@ class Certificate:
 
     @property
     def core(self) -> tuple[float, float] | None:
-        """The finite part of an infinite box, on which the bound includes rounding."""
+        """The finite part of an infinite box, on which the bound includes rounding.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> claim = attnc.compile("tanh(x)", {"x": (-float("inf"), float("inf"))}, eps=1e-3).certificate
+        >>> claim.core[0] < 0 < claim.core[1]
+        True
+        """
         return self._leaves.core
 
     @property
     def beyond(self) -> Beyond | None:
-        """The rounding beyond the core; None if there is no core, or if the bound there is about exact arithmetic."""
+        """The rounding beyond the core; None if there is no core, or if the bound there is about exact arithmetic.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> claim = attnc.compile("tanh(x)", {"x": (-float("inf"), float("inf"))}, eps=1e-3).certificate
+        >>> claim.beyond.reach > claim.core[1]
+        True
+        """
         return self._leaves.beyond
 
     def bound_at(self, x: float) -> float | None:
@@ -319,6 +427,15 @@ class Certificate:
         -------
         Certificate
             A new certificate, whose standing is `proven`.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> from attnc.proofs.proof import Proof
+        >>> claim = attnc.compile("x**2", {"x": (0, 1)}, eps=0.1).certificate
+        >>> proof = Proof(claim.bound, claim.terms, claim.evidence)
+        >>> claim.proved(proof, "proof").bound == claim.bound
+        True
         """
         is_exact_beyond = isinstance(proof.evidence, Leaves) and proof.evidence.tails and proof.evidence.beyond is None
         return dataclasses.replace(

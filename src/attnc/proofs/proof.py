@@ -248,6 +248,13 @@ class Excluded:
         -------
         Expression
             A function of points, with a column per variable.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> strip = attnc.Excluded("x - y", lo=-0.1, hi=0.1)
+        >>> strip.expression(["x", "y"])([[3.0, 1.0]]).tolist()
+        [[2.0]]
         """
         from attnc.targets.expressions.expression import Expression  # it imports scipy
 
@@ -267,6 +274,13 @@ class Excluded:
         -------
         ndarray of bool (batch,)
             True where lo ≤ argument ≤ hi.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> strip = attnc.Excluded("x - y", lo=-0.1, hi=0.1)
+        >>> strip.contains([[3.0, 1.0], [1.0, 1.05]], ["x", "y"]).tolist()
+        [False, True]
         """
         t = self.expression(variables)(points)[:, 0]
         return np.asarray((t >= self.lo) & (t <= self.hi))

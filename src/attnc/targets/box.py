@@ -102,7 +102,14 @@ class Box:
 
     @cached_property
     def is_bounded(self) -> bool:
-        """Whether all ends are finite."""
+        """Whether all ends are finite.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> attnc.Box.parse({"x": (0, 1)}).is_bounded, attnc.Box.parse({"x": (0, float("inf"))}).is_bounded
+        (True, False)
+        """
         return bool(np.isfinite(self.lo).all() and np.isfinite(self.hi).all())
 
     def core(self, reach: float) -> Box:
@@ -130,17 +137,38 @@ class Box:
 
     @property
     def infinite_sides(self) -> tuple[int, ...]:
-        """The sides on which a box of one variable is infinite: −1 for x → −∞, 1 for x → ∞."""
+        """The sides on which a box of one variable is infinite: −1 for x → −∞, 1 for x → ∞.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> attnc.Box.parse({"x": (0, float("inf"))}).infinite_sides
+        (1,)
+        """
         return tuple(side for side, end in ((-1, self.lo[0]), (1, self.hi[0])) if np.isinf(end))
 
     @property
     def widths(self) -> Float[np.ndarray, " d"]:
-        """The lengths of the sides."""
+        """The lengths of the sides.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> attnc.Box.parse({"x": (-3, 3), "y": (0, 1)}).widths.tolist()
+        [6.0, 1.0]
+        """
         return self.hi - self.lo
 
     @property
     def magnitude(self) -> Float[np.ndarray, " d"]:
-        """The largest |x| per coordinate."""
+        """The largest |x| per coordinate.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> attnc.Box.parse({"x": (-3, 2), "y": (0, 1)}).magnitude.tolist()
+        [3.0, 1.0]
+        """
         return np.maximum(np.abs(self.lo), np.abs(self.hi))
 
     def contains(self, points: Float[np.ndarray, "batch d"]) -> np.ndarray:

@@ -134,7 +134,7 @@ class FunctionTarget(Target, abc.ABC):
         return np.asarray(found)
 
     def enclosure(self, cells: Interval) -> Interval:
-        """Use the centre and the Lipschitz constant, and the corners, where an interpolant has its extremes."""
+        # The centre and the Lipschitz constant, and the corners, where an interpolant has its extremes.
         if self.hessian_bound is None or not self._has_corners:
             return super().enclosure(cells)
         corners, off = self.corners(cells), self.interpolation_error(cells)[:, None]
@@ -150,7 +150,26 @@ class FunctionTarget(Target, abc.ABC):
         return Interval(lo, hi)
 
     def corners(self, cells: Interval) -> Float[np.ndarray, "cells corners outputs"]:
-        """Return the values at the corners of every cell. The last axis varies fastest."""
+        """Return the values at the corners of every cell. The last axis varies fastest.
+
+        Parameters
+        ----------
+        cells : Interval
+            The lower and upper ends of the cells, two arrays (cells, d).
+
+        Returns
+        -------
+        array of shape (cells, corners, outputs)
+            The values at the 2^d corners of each cell.
+
+        Examples
+        --------
+        >>> import attnc, numpy as np
+        >>> from attnc.numerics.intervals import Interval
+        >>> target = attnc.SequenceTarget(lambda X: 2 * X, tokens=1, width=1, box=(-1, 1), lipschitz=2.0)
+        >>> target.corners(Interval(np.array([[0.0]]), np.array([[0.5]]))).tolist()
+        [[[0.0], [1.0]]]
+        """
         n, d = cells.shape
         upper = np.array(list(itertools.product((False, True), repeat=d)))
         points = np.where(upper, cells.hi[:, None], cells.lo[:, None])
@@ -159,7 +178,26 @@ class FunctionTarget(Target, abc.ABC):
         return values
 
     def interpolation_error(self, cells: Interval) -> Float[np.ndarray, " cells"]:
-        """Return a bound of the distance between f and its multilinear interpolant on each cell."""
+        """Return a bound of the distance between f and its multilinear interpolant on each cell.
+
+        Parameters
+        ----------
+        cells : Interval
+            The lower and upper ends of the cells, two arrays (cells, d).
+
+        Returns
+        -------
+        array of shape (cells,)
+            A bound for each cell, for the given constants.
+
+        Examples
+        --------
+        >>> import attnc, numpy as np
+        >>> from attnc.numerics.intervals import Interval
+        >>> target = attnc.SequenceTarget(lambda X: 2 * X, tokens=1, width=1, box=(-1, 1), lipschitz=2.0)
+        >>> bool(target.interpolation_error(Interval(np.array([[0.0]]), np.array([[0.5]])))[0] >= 0.0)
+        True
+        """
         radii = up(up(cells.hi - cells.lo) / 2)
         found = self._change(radii)
         if self.hessian_bound is not None:

@@ -43,7 +43,7 @@ class WeightedTarget(Target):
         """
 
     def variation(self, cells: Interval, centres: Points, values: Values | None = None) -> Float[np.ndarray, " cells"]:
-        """Bound the change from the centre. Add γ times the sum of absolute values for the rounding there."""
+        # A bound of the change from the centre, and γ times the sum of absolute values for the rounding there.
         reach = up(np.maximum(cells.hi - centres, centres - cells.lo))
         moved, size, count = self._through(reach, np.abs(centres))
         found = np.asarray(up(moved + up(gamma(count, U) * size)).max(axis=1))
@@ -100,13 +100,27 @@ class TruncatedLinear(WeightedTarget):
 
     @cached_property
     def text(self) -> str | None:  # type: ignore[override]
-        """The text clip(w·x + t, a, b), …, with exact numbers; None if it is long."""
+        """The text clip(w·x + t, a, b), …, with exact numbers; None if it is long.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> attnc.TruncatedLinear([2.0], 1.0, box={"x": (-1, 1)}).text
+        'clip(2*x + 1, 0, 1)'
+        """
         text = self._clips(self._rows)
         return text if 0 < len(text) <= MAX_LENGTH else None
 
     @cached_property
     def definitions(self) -> str | None:  # type: ignore[override]
-        """The text z0 = w·x + t; …; clip(z0, a, b), … if the expression is long; None if a row is too long."""
+        """The text z0 = w·x + t; …; clip(z0, a, b), … if the expression is long; None if a row is too long.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> print(attnc.TruncatedLinear([2.0], 1.0, box={"x": (-1, 1)}).definitions)  # its text is short
+        None
+        """
         if self.text is not None or not 0 < max(map(len, self._rows), default=0) <= MAX_DEFINITION:
             return None
         z = free_letter("z", self.box.names)
@@ -227,6 +241,13 @@ class ReLUNetwork(WeightedTarget):
         ------
         InputError
             If the module has other parts.
+
+        Examples
+        --------
+        >>> import attnc, torch
+        >>> module = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
+        >>> attnc.ReLUNetwork.of_torch(module, box=(-1, 1)).describe()
+        'ReLU network 2→3→1'
         """
         parts = [part for part in module if type(part).__name__ not in ("Dropout", "Identity")]
         names = [type(part).__name__ for part in parts]
@@ -269,13 +290,27 @@ class ReLUNetwork(WeightedTarget):
 
     @cached_property
     def letters(self) -> tuple[str, str, str]:
-        """The letters z, h and s, each with underscores if a variable begins with that letter."""
+        """The letters z, h and s, each with underscores if a variable begins with that letter.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> attnc.ReLUNetwork([[[1.0]], [[2.0]]], [[0.5], [0.0]], box={"z": (-1, 1)}).letters
+        ('z_', 'h', 's')
+        """
         z, h, s = (free_letter(letter, self.box.names) for letter in "zhs")
         return z, h, s
 
     @cached_property
     def definitions(self) -> str:  # type: ignore[override]
-        """The text z1_0 = w·x + b; h1_0 = relu(z1_0); …; z2_0 = w·h + b; …; outputs, with exact numbers."""
+        """The text z1_0 = w·x + b; h1_0 = relu(z1_0); …; z2_0 = w·h + b; …; outputs, with exact numbers.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> attnc.ReLUNetwork([[[1.0]], [[2.0]]], [[0.5], [0.0]], box={"x": (-1, 1)}).definitions
+        'z1_0 = 1*x + 0.5; h1_0 = relu(z1_0); z2_0 = 2*h1_0 + 0; z2_0'
+        """
         (z, h, _), names, found = self.letters, list(self.box.names), []
         for l, (W, b) in enumerate(zip(self.weights, self.biases, strict=True), 1):  # noqa: E741
             sums = [f"{z}{l}_{j}" for j in range(len(W))]

@@ -428,7 +428,14 @@ class TableTarget(Target):
 
     @property
     def points(self) -> Float[np.ndarray, "points d"]:
-        """All points. Those of a grid are written out when they are first asked for."""
+        """All points. Those of a grid are written out when they are first asked for.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> attnc.TableTarget([[0.0], [1.0]], [2.0, 3.0]).points.tolist()
+        [[0.0], [1.0]]
+        """
         if self._points is None:
             self._points = self.rows_at(np.arange(self.num_points))[0]
             self._points.flags.writeable = False

@@ -61,17 +61,43 @@ class Target(abc.ABC):
 
     @property
     def num_outputs(self) -> int:
-        """The number of outputs of one input, over all positions."""
+        """The number of outputs of one input, over all positions.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> attnc.as_target("x + y, x - y", {"x": (0, 1), "y": (0, 1)}).num_outputs
+        2
+        """
         return math.prod(self.output_shape)
 
     @property
     def is_known_on_cells(self) -> bool:
-        """Whether the target can be enclosed over cells, by its own form or by a given constant."""
+        """Whether the target can be enclosed over cells, by its own form or by a given constant.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> attnc.as_target("x**2", {"x": (0, 1)}).is_known_on_cells
+        True
+        >>> attnc.TableTarget([[0.0], [1.0]], [2.0, 3.0]).is_known_on_cells  # nothing is known between its points
+        False
+        """
         return True
 
     @property
     def interpolated(self) -> FunctionTarget | None:
-        """The target itself if only its values and given constants are known; None otherwise."""
+        """The target itself if only its values and given constants are known; None otherwise.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> print(attnc.as_target("x**2", {"x": (0, 1)}).interpolated)
+        None
+        >>> target = attnc.as_target(lambda points: points[:, 0] ** 2, [(0, 1)], lipschitz=2.0)
+        >>> target.interpolated is target
+        True
+        """
         return None
 
     def split(self, points: Points) -> list[np.ndarray]:
@@ -86,12 +112,28 @@ class Target(abc.ABC):
         -------
         list of arrays
             One array for each input of the network.
+
+        Examples
+        --------
+        >>> import attnc, numpy as np
+        >>> target = attnc.SequenceTarget(lambda X: X, tokens=2, width=1, box=(-1, 1), lipschitz=1.0)
+        >>> [part.shape for part in target.split(np.zeros((5, 2)))]  # five points, each with two tokens
+        [(5, 2, 1)]
         """
         return split_columns(points, self.input_shapes)
 
     @property
     def num_check_points(self) -> int | None:
-        """The number of points that the claim is about, if it is finite, as for a table; None for the whole box."""
+        """The number of points that the claim is about, if it is finite, as for a table; None for the whole box.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> print(attnc.as_target("x**2", {"x": (0, 1)}).num_check_points)
+        None
+        >>> attnc.TableTarget([[0.0], [1.0]], [2.0, 3.0]).num_check_points
+        2
+        """
         return None
 
     def check_blocks(self) -> Iterator[tuple[Points, Values]]:
@@ -101,6 +143,15 @@ class Target(abc.ABC):
         ------
         tuple of two arrays
             Points (batch, d) and values (batch, outputs).
+
+        Examples
+        --------
+        >>> import attnc
+        >>> table = attnc.TableTarget([[0.0], [1.0]], [2.0, 3.0])
+        >>> [(points.tolist(), values.tolist()) for points, values in table.check_blocks()]
+        [([[0.0], [1.0]], [[2.0], [3.0]])]
+        >>> list(attnc.as_target("x**2", {"x": (0, 1)}).check_blocks())
+        []
         """
         yield from ()
 
@@ -196,6 +247,11 @@ class Target(abc.ABC):
         -------
         Interval
             Arrays of shape (cells, outputs).
+
+        Raises
+        ------
+        InputError
+            If constants that were given contradict the values of the function.
 
         Examples
         --------
