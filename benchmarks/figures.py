@@ -1,4 +1,4 @@
-"""The sizes that are to be reached, measured: anchors, the error found by an adversarial search, the bound, the time.
+"""The sizes that are required, measured: anchors, the error found by an adversarial search, the bound, the time.
 
 `python benchmarks/figures.py`; every row is compiled anew. Times depend on the machine and its load.
 """

@@ -1,7 +1,7 @@
 """Proofs and their second proofs, measured: how close bounds are, and the time of the prover and the checker.
 
 `python benchmarks/proofs.py [--checker]`. Grids have the size that is stated, whatever error that leaves, so that a
-proof has as many keys as in the figures that are to be reached. Times depend on the machine and its load.
+proof has as many keys as in the figures that are required. Times depend on the machine and its load.
 """
 
 from __future__ import annotations

@@ -81,24 +81,22 @@ def test_the_parser_finds_blocks() -> None:
 
 @BY_NAME
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch and onnx
-def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In order, in one namespace, in a folder of their own."""
+def test_blocks_run_in_order(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    """Python blocks and commands, as a reader meets them: in one folder, and Python in one namespace.
+
+    `<!-- exit: 2 -->` before a block states the exit code of its commands; otherwise it is 0.
+    """
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {"__name__": "__docs__"}
-    for block in blocks(page, "python"):
-        if block.is_runnable:
+    for block in sorted((*blocks(page, "python"), *blocks(page, "console")), key=lambda block: block.line):
+        if not block.is_runnable:
+            continue
+        if block.language == "python":
             # Line breaks put the text on the lines that it has in the page, for tracebacks.
             exec(compile("\n" * block.line + block.text, str(page), "exec"), namespace)
-
-
-@BY_NAME
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_commands_exit_as_stated(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    """`<!-- exit: 2 -->` before a block states the exit code of its commands; otherwise it is 0."""
-    monkeypatch.chdir(tmp_path)
-    for block in blocks(page, "console"):
+            continue
         for line in block.text.splitlines():
-            if not line.startswith("$ attnc") or not block.is_runnable:
+            if not line.startswith("$ attnc"):
                 continue
             with pytest.raises(SystemExit) as ending:
                 main(shlex.split(line, comments=True)[2:])
@@ -212,6 +210,14 @@ def test_every_table_is_filled_and_has_a_maker(monkeypatch: pytest.MonkeyPatch) 
             assert text.strip(), f"{page.name}: {name} is empty"
             placed.append(name)
     assert sorted(placed) == sorted(tables)
+
+
+def test_every_file_of_the_checker_is_in_the_reading_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs/builders"))
+    checker_table = runpy.run_path(str(ROOT / "docs/builders/checker_table.py"), run_name="checker_table")
+    page = (DOCS / "checker.md").read_text(encoding="utf-8")
+    shown, _, _ = page.partition("<!-- table: checker-files -->\n")[2].partition("<!-- end -->")
+    assert set(re.findall(r"^\| `(.*?)`", shown, re.MULTILINE)) == checker_table["files"]()
 
 
 def test_the_table_of_constructions_is_what_the_example_prints(capsys, monkeypatch: pytest.MonkeyPatch) -> None:

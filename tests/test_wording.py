@@ -155,10 +155,17 @@ DIALECT = {
     ),
     "an axis, for per axis": r"\b(?:anchors|cells|keys|points|parts|pieces|nodes) an axis\b",
     "looked for, for": r"looked for, for",
+    "a verb before its subject": r"(?:^|[.;:] )So (?:are|is|have|has|does|do|can) |[Nn]owhere [^.]*(?:is|are) it",
+    "is to be": r"\b(?:is|are|was|were) to be\b",
+    "would do": r"\bwould do\b",
+    "words of law books": r"\b(?:whence|lest|thereof|whereof|wherein|herein|whereby|hitherto|albeit|thereto|therein)\b",
     "a sentence whose subject is a clause with what": r'(?:^\s*(?:"""|# |- )?|[.;:] )What (?!if\b)[^?|]*$',
 }
 """Ways of writing that a reader has to read twice."""
-EXAMPLES = "Of a box it knows so much: 3 anchors an axis. They are looked for, for an hour. What is found is small"
+EXAMPLES = (
+    "Of a box it knows so much: 3 anchors an axis. They are looked for, for an hour. So are cells. "
+    "Any would do, wherein f is to be bounded. What is found is small"
+)
 
 
 def written_files() -> list[Path]:

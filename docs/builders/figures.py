@@ -40,19 +40,22 @@ def draw_slopes(path: Path) -> None:
     picture = Figure(figsize=(7.2, 4.4), layout="constrained")
     axes = picture.subplots()
     colours = ("#0072b2", "#5b6470", "#d55e00", "#009e73", "#cc79a7")  # Okabe and Ito's
+    markers, dashes = "osD^v", ("-", "-", "-", "-", (0, (6, 2)))  # grey, green and pink look alike without red or green
     scale = {"H": 8, "n − 2": 8, "p": 1}  # N anchors for every unit of the varied quantity
-    for (name, (axis, points)), colour in zip(sweeps().items(), colours, strict=True):
+    for (name, (axis, points)), colour, marker, dash in zip(sweeps().items(), colours, markers, dashes, strict=True):
         x, bounds, observed = zip(*points, strict=True)
         unit = 4 if "s = 3" in name else scale[axis]
         anchors = [unit * value for value in x]
         wide = axis == "H" and unit == 8  # it coincides with the sweep over n: drawn wider, below it
-        axes.loglog(anchors, bounds, "-", color=colour, lw=5 if wide else 1.4, alpha=0.4 if wide else 1, label=name)
-        axes.loglog(anchors, observed, "o", color=colour, ms=8 if wide else 4, alpha=0.4 if wide else 1)
+        thick, size, alpha = (5.0, 8, 0.4) if wide else (1.4, 5, 1.0)
+        axes.loglog(anchors, bounds, color=colour, ls=dash, lw=thick, alpha=alpha)
+        axes.loglog(anchors, observed, marker, color=colour, ms=size, alpha=alpha)
+        axes.plot([], [], marker=marker, ls=dash, color=colour, lw=thick, ms=size, alpha=alpha, label=name)
     guide = np.array([9.0, 513.0])
-    axes.loglog(guide, 0.8 / guide, "--", color="#1b1f24", lw=1.1, label="slope −1: 0.8/N")
+    axes.loglog(guide, 0.8 / guide, "--", color="#1b1f24", lw=1.1, label="guide of slope −1: 0.8/N")
     axes.set_xlabel("anchors N")
     axes.set_ylabel("error for clip(x, 0, 1)")
-    axes.set_title("lines: bound (proven); dots: observed (sampled)", loc="left", fontsize=10)
+    axes.set_title("lines: bound (proven); markers: observed (sampled)", loc="left", fontsize=10)
     axes.grid(which="major", color="#d5dae0", lw=0.6)
     axes.legend(frameon=False, fontsize=9)
     picture.savefig(path, dpi=130, facecolor="white")

@@ -22,6 +22,7 @@ import numpy as np
 
 import attnc
 import attnc_lab
+import checker_table
 from attnc import constructions, planning
 from attnc.constructions.construction import Request
 from attnc.constructions.fitting.clips import ClipLayer
@@ -412,6 +413,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "compose_families": compose_families,
     "networks": networks,
     "plan-refusal": plan_refusal,
+    "checker-files": checker_table.table,
     **cli(),
 }
 

@@ -88,7 +88,7 @@ def _print_table(networks: list[Network], figures: list[Path], missing: str | No
     screen.print("as affine maps and softmax attention, constructed, not trained:")
     screen.print(table)
     screen.print(
-        f"{PAPERS} is the construction of the papers, the others are the cheapest for each eps. The "
+        f"{PAPERS} is the construction of the papers. The others are those that auto chooses for each eps. The "
         f"bound holds on the whole box in {first.dtype}, rounding included; the observed error is the largest seen at "
         "samples.",
         style="dim",

@@ -21,7 +21,7 @@ from attnc_checker import check
 
 VERIFY_SECONDS = 60.0
 MOST_CHECK_SECONDS = 0.5
-"""Networks that take the checker longer than this are not forged: most forgeries are to be cheap."""
+"""Networks that take the checker longer than this are not forged, so that most forgeries are cheap."""
 TIGHT = 0.4
 """The share of forgeries that are not false by themselves and get a bound below a confirmed error."""
 SEARCHED = 6000

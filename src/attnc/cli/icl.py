@@ -72,7 +72,9 @@ def icl_command(
     ] = False,
     alpha: Annotated[
         float | None,
-        optional("The weight of the penalty, for all models but linear, logistic and neighbours.", metavar="A"),
+        optional(
+            "The weight of the penalty, for ridge, lasso, elastic-net, huber, poisson and kernel-ridge.", metavar="A"
+        ),
     ] = None,
     l1_ratio: Annotated[
         float | None,
@@ -87,7 +89,11 @@ def icl_command(
     ] = None,
     gamma: Annotated[
         float | None,
-        optional("The factor gamma of the kernel exp(-gamma·d²) of two points at distance d.", metavar="G"),
+        optional(
+            "The factor gamma of the kernel exp(-gamma·d²) of two points at distance d, for kernel-ridge and "
+            "nadaraya-watson.",
+            metavar="G",
+        ),
     ] = None,
     n_neighbors: Annotated[
         int | None, optional("The number of neighbours, for neighbors.", "--neighbors", metavar="N")
@@ -115,7 +121,7 @@ def icl_command(
     ] = None,
     max_rows: Annotated[
         int | None,
-        optional("The maximum number of rows in the prompt. The program is built for that many.", metavar="N"),
+        optional("The maximum number of rows in the prompt. By default, the rows of the table.", metavar="N"),
     ] = None,
     plot: Annotated[
         Path | None, optional("Draw the loss after every step into this file: .svg, .pdf or .png.", metavar="FILE")
@@ -127,9 +133,10 @@ def icl_command(
 ) -> None:
     """Fit a model on a table by attention, and show its coefficients beside those of scikit-learn.
 
-    The rows of the table are the tokens of a prompt. Attention layers compute the steps of a method on them.
+    The rows of the table are the tokens of a prompt. Attention layers compute the steps of the fit from them.
 
-    Nothing is trained. The output has the size of the program, its bound if one is proved, and the loss by step.
+    Nothing is trained. The output states the size of the program, its bound if one is proved, and the loss after every
+    step.
     """
     if model not in MODELS:
         raise InputError(f"there is no model {model!r:.60}; there are {', '.join(MODELS)}")

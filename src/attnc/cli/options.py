@@ -196,7 +196,8 @@ class ExpressionCommand(Command):
 def shield_expression(args: Sequence[str], takes_value: Mapping[str, bool]) -> list[str]:
     """Move an expression such as -x**2 to the end, after `--`. A text that looks like a mistyped option stays in place.
 
-    `--word` looks like an option, unless the box has a variable `word`. So does `-word` if there is another argument.
+    `--word` looks like an option, unless the box has a variable `word`. `-word` does, too, if there is another
+    argument.
     """
     variables = {
         word.removeprefix("--box=").partition("=")[0].strip()

@@ -71,7 +71,7 @@ class Request:
     centres, heads
         Options that some constructions take.
     construction, criterion : str
-        The name of a construction, or "auto" for the cheapest by the criterion.
+        The name of a construction, or "auto" for the cheapest of those that it compares, by the criterion.
     also : str, optional
         A second dtype in which the network is certified.
     seconds : float
@@ -79,7 +79,7 @@ class Request:
     gradient_eps : float, optional
         The largest error allowed in a partial derivative; None if gradients are not bounded.
     proof : bool
-        False if the network is to be proved later.
+        False if the network will be proved later.
     progress : callable, optional
         Called with the current step and the fraction of it that is done.
     points_per_axis, beta, num_step_anchors, margin
@@ -226,7 +226,7 @@ class Request:
         return {name: value for name, value in given.items() if value is not None}
 
     def is_plain(self, target: Target) -> bool:
-        """Whether the target is continuous, has one input and a finite box, and its largest error is to be bounded.
+        """Whether the target is continuous, has one input and a finite box, and the request is for the largest error.
 
         Parameters
         ----------

@@ -117,7 +117,7 @@ class GridTables:
         size = -np.abs(grid.offsets)
         for along in np.ix_(*split.lines):
             size = size + np.abs(along)
-        # Every axis adds an exponential, a sum, a quotient and a product. So does e^ρ.
+        # Every axis adds an exponential, a sum, a quotient and a product. e^ρ adds the same.
         terms = [(d + 1) * (2 * LIBM_ULPS + 6) * U, gamma(d + 3, U) * float(max(0.0, size.max()))]
         if is_weighted:
             weights = np.exp(split.misfit)[..., None]

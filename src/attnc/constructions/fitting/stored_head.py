@@ -108,7 +108,9 @@ def store(keys: SoftHead[np.ndarray], box: Box, dtype: str, centre: float | None
     tilt, _ = fit_values(affine * felt[:, None], (top * felt)[:, None], np.array([np.inf]), 25)
     largest = float(np.abs(np.concatenate([slopes[:, 0], offsets, values.ravel(), box.magnitude])).max())
     if not largest < float(np.finfo(dtype).max) / 8:
-        raise InputError(f"numbers up to {largest:.3g} are to be stored, more than {dtype} holds: scale the function")
+        raise InputError(
+            f"numbers up to {largest:.3g} cannot be stored: they are more than {dtype} holds. Scale the function."
+        )
     slope, offset = tilt[:, 0]
     kept = SoftHead(stored(slopes - slope, dtype), stored(offsets - offset, dtype), stored(values, dtype))
     return StoredHead(np.array([1 / width]), np.array([shift]), kept, dtype)

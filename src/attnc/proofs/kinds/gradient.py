@@ -35,7 +35,7 @@ from attnc.targets.expressions.taylor import Taylor, taylor
 class GradientKind(Kind):
     """Taylor polynomials of all partial derivatives, of the network of one degree m and of f of degree m − 1.
 
-    `gradient` has the outputs ∂f_o/∂x_i, ordered by o, then by i. So have the bounds.
+    `gradient` has the outputs ∂f_o/∂x_i, ordered by o, then by i. The bounds have the same order.
     """
 
     stage: OneStage

@@ -6,8 +6,8 @@ An engine computes, for a head with the weights p_k, the average A and the value
 
 with a_ki or a_ki − ā_i, and any order of products and sums. An engine may also centre v and every V_i by their own
 averages, and add up Σ p_k (v_k − E[v]) a_k and the x_i·Σ p_k (V_ki − E[V_i]) a_k: then D_k below counts the sizes of
-these terms in the sums. So do automatic differentiation, forwards and backwards,
-and a loop over keys. The weights are those of the value: q_k = p_k(1 + η_k)/Σ p_l(1 + η_l), |η_k| ≤ τ_k, see `stage`.
+these terms in the sums. It does so for automatic differentiation, forwards and backwards, and for a loop over keys.
+The weights are those of the value: q_k = p_k(1 + η_k)/Σ p_l(1 + η_l), |η_k| ≤ τ_k, see `stage`.
 
 Theorem.  Let τ̄ ≥ Σ p_k τ_k, s = 1 − τ̄ > 0, |u_k − A| ≤ D_k, |a_ki − ā_i| ≤ α_ki, |a_ki| ≤ S_ki, the sums of absolute
           values of the products that make up a_ki. Then, with C_k = p_k(1 + τ_k)/s,

@@ -84,7 +84,7 @@ class StagedProver(Prover):
     name = "head by head"
 
     def accepts(self, program: Program, target: Target, request: ProofRequest) -> bool:
-        """Return whether the largest error is to be bounded, and a derivation is given or follows from the target."""
+        """Return whether the norm is the largest error, and a derivation is given or follows from the target."""
         return request.p == math.inf and claims_for(target, request.derivation) is not None
 
     def prove(self, program: Program, target: Target, request: ProofRequest) -> Proof:
