@@ -329,7 +329,7 @@ function listConstructions(rows) {
   const usable = rows.filter((row) => !row.why_not).map((row) => row.name);
   const names = ['auto', ...usable];
   if (!names.includes(state.construction)) names.push(state.construction);
-  byId('construction').replaceChildren(...names.map((name) => make('option', { value: name }, name === 'auto' ? 'auto: the cheapest' : name)));
+  byId('construction').replaceChildren(...names.map((name) => make('option', { value: name }, name === 'auto' ? 'auto: chosen by cost' : name)));
   byId('construction').value = state.construction;
 }
 
