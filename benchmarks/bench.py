@@ -101,6 +101,16 @@ IN_README = {
     "numpy, the expression": "numpy, the expression itself",
 }
 """The rows of the README's table: prefixes of the names of methods, and their names there."""
+IN_COMPARISON = {
+    "attnc": "attnc",
+    "attnc, one soft head": "attnc, one soft head",
+    "torchwright": "torchwright (with feed-forward layers)",
+    "pykan": "pykan, shape of the function given",
+    "SciPy, cubic": "SciPy, cubic",
+    "SciPy, quintic": "SciPy, quintic",
+    "numpy, Chebyshev series": "numpy, Chebyshev series (the method of Chebfun)",
+}
+"""The rows of the table of docs/comparison.md, for the first function."""
 
 
 # --- running the peers ------------------------------------------------------------------------------------------------
@@ -243,6 +253,21 @@ def readme_table(rows: Sequence[Row], notes: Sequence[str], facts: str) -> str:
     return "\n".join(lines)
 
 
+def comparison_table(rows: Sequence[Row]) -> str:
+    """One row per method, for the first function: its smallest size within eps, or its best error."""
+    lines = [
+        "| method | error, observed | bound, proven | numbers stored | build, s | time / numpy's expression |",
+        "| :-- | --: | --: | --: | --: | --: |",
+    ]
+    for method, name in IN_COMPARISON.items():
+        row = chosen(rows, COMPARED[0], method)
+        if row is not None:
+            bound = "–" if row.bound is None else rounded_up(row.bound)
+            figures = f"{short(row.error)} | {bound} | {row.size:,} | {row.build_seconds:.2g} | {short(row.time)}"
+            lines.append(f"| {name} | {figures} |")
+    return "\n".join(lines)
+
+
 def cell(row: Row | None) -> str:
     if row is None:
         return "–"
@@ -359,7 +384,8 @@ def write(out: Path, rows: list[Row], notes: list[str], facts: str, *, in_docs: 
     (out / "bench.md").write_text(f"{small}\n\n{full}\n", encoding="utf-8")
     figure(rows, out / "bench.svg")
     if in_docs:
-        for page, name, table in (("README.md", "summary", small), ("docs/benchmarks.md", "all", full)):
+        tables = [("README.md", "summary", small), ("docs/benchmarks.md", "all", full)]
+        for page, name, table in [*tables, ("docs/comparison.md", "comparison", comparison_table(rows))]:
             path = ROOT / page
             path.write_text(replaced(path.read_text(encoding="utf-8"), name, table), encoding="utf-8")
         shutil.copyfile(out / "bench.svg", ROOT / "docs" / "figures" / "benchmarks.svg")
@@ -404,7 +430,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     is_whole = not given.quick and not given.only
     write(given.out, rows, notes, facts_of(load, minutes), in_docs=is_whole)
     print(readme_table(rows, notes, facts_of(load, minutes)))
-    print(f"wrote {given.out / 'bench.md'}" + (", the README and docs/benchmarks.md" if is_whole else ""))
+    print(
+        f"wrote {given.out / 'bench.md'}"
+        + (", the README, docs/benchmarks.md and docs/comparison.md" if is_whole else "")
+    )
     return 0
 
 

@@ -127,7 +127,7 @@ def test_tables_and_figure(scripts: Any, tmp_path: Path) -> None:
 
 
 def test_stored_rows_make_the_same_tables(scripts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for page in ("README.md", "docs/benchmarks.md"):
+    for page in ("README.md", "docs/benchmarks.md", "docs/comparison.md"):
         (tmp_path / page).parent.mkdir(exist_ok=True)
         (tmp_path / page).write_text((ROOT / page).read_text("utf-8"), encoding="utf-8")
     (tmp_path / "docs/figures").mkdir()
@@ -136,6 +136,7 @@ def test_stored_rows_make_the_same_tables(scripts: Any, tmp_path: Path, monkeypa
     stored.write_text(json.dumps({"facts": "Facts.", "notes": [], "rows": list(map(asdict, rows(scripts)))}))
     assert scripts.bench.main(["--from", str(stored), "--out", str(tmp_path / "out")]) == 0
     pages = [(tmp_path / page).read_text("utf-8") for page in ("README.md", "docs/benchmarks.md")]
+    assert "| attnc | 3.0e-7 | 3.04e-7 |" in (tmp_path / "docs/comparison.md").read_text("utf-8")
     assert all("Facts." in page and "3.0e-7" in page for page in pages)
     assert (tmp_path / "docs/figures/benchmarks.svg").exists()
     assert scripts.bench.replaced(pages[0], "summary", "again").count("<!-- bench: summary -->") == 1
@@ -144,7 +145,8 @@ def test_stored_rows_make_the_same_tables(scripts: Any, tmp_path: Path, monkeypa
 
 
 def test_the_pages_have_filled_places(scripts: Any) -> None:
-    for page, name in (("README.md", "summary"), ("docs/benchmarks.md", "all")):
+    places = (("README.md", "summary"), ("docs/benchmarks.md", "all"), ("docs/comparison.md", "comparison"))
+    for page, name in places:
         _, _, rest = (ROOT / page).read_text("utf-8").partition(f"<!-- bench: {name} -->")
         table, found, _ = rest.partition("<!-- end of bench -->")
         assert found
