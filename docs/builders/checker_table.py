@@ -96,6 +96,13 @@ PARTS: dict[str, tuple[str, dict[str, str]]] = {
         "",
         {"stock.py": "a decoder of transformers as a program: its pins, and its heads, read off its own matrices"},
     ),
+    "Fits in context": (
+        "",
+        {
+            "exact_run.py": "a program, run on one input in ball arithmetic",
+            "fits.py": "the optimum for a stored prompt, and the distance of the weights from it",
+        },
+    ),
 }
 """Title → remark, and file → content, in the order of reading."""
 WITHOUT_CODE = {"__init__.py", "deep/__init__.py"}

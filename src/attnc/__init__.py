@@ -20,7 +20,7 @@ from attnc.errors import (
     ProgramError,
 )
 from attnc.interventions import Ablated, Trace, TracedSite, trace
-from attnc.ir import Affine, Attention, Program, Softmax
+from attnc.ir import Affine, Attention, Program, Repeat, Softmax, Varying
 from attnc.ir.layers import Head
 from attnc.ir.sparse import Sparse
 from attnc.loading import load
@@ -75,6 +75,7 @@ __all__ = [
     "Program",
     "ProgramError",
     "ReLUNetwork",
+    "Repeat",
     "Report",
     "Run",
     "SequenceTarget",
@@ -89,6 +90,7 @@ __all__ = [
     "Trace",
     "TracedSite",
     "TruncatedLinear",
+    "Varying",
     "as_target",
     "compare",
     "compile",

@@ -314,7 +314,7 @@ class _Subject:
 
     def __init__(self, program: Program, name: str, bound: float | None, check: Callable[..., Any] | None) -> None:
         self.program, self.name, self.bound, self._check = program, name, bound, check
-        both = ((MEMORY, program.memory), ("", program.layers))
+        both = ((MEMORY, program.unrolled_memory), ("", program.unrolled_layers))
         self.heads: dict[str, Head] = {
             f"{prefix}{layer.name}.head{h}": head
             for prefix, layers in both

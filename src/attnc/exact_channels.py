@@ -52,7 +52,7 @@ class ExactChannels:
     """The exact numbers in the channels of a network that has an expression."""
 
     def __init__(self, network: Network) -> None:
-        self._network, self._layers = network, network.program.layers
+        self._network, self._layers = network, network.program.unrolled_layers
         self._variables = network.variables
         stages = network.certificate.by_heads
         self._intervals = {} if stages is None else {head.channel: head.interval for head in stages.heads}

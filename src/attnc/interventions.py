@@ -486,7 +486,7 @@ def trace(
 def _sites(net: Network) -> list[tuple[str, str, str, bool]]:
     """Return (name, layer, part, whether it is a head) of every channel and head, in the order of the layers."""
     found, known = [], activation_shapes(net.program)
-    for prefix, layers in ((MEMORY, net.program.memory), ("", net.program.layers)):
+    for prefix, layers in ((MEMORY, net.program.unrolled_memory), ("", net.program.unrolled_layers)):
         for layer in layers:
             name = prefix + layer.name
             found += [(f"{name}.head{h}.z", name, f"head{h}", True) for h in range(len(layer.heads))]
@@ -499,7 +499,7 @@ def _only_channel(net: Network, layer: str, head: str) -> str | None:
 
     With a residual, only the channels of a derivation are known to be zero before the head writes them.
     """
-    found = next((each for each in net.program.layers if each.name == layer), None)
+    found = next((each for each in net.program.unrolled_layers if each.name == layer), None)
     if found is None or (found.residual and net.known_derivation is None):
         return None
     number = int(head.removeprefix("head"))

@@ -142,8 +142,8 @@ def _tell_one(verdict: Verdict) -> None:
     elif verdict.bound is not None and verdict.proved:
         bound = rounded(verdict.bound, 6, ROUND_CEILING)
         print(f"re-proved: the error is at most {bound} {verdict.scope}, in {verdict.dtype} ", end="")
-        leaves = "1 leaf" if verdict.leaves == 1 else f"{verdict.leaves:,} leaves"
-        print(f"({leaves}, {verdict.reproved:.6g} found here, {verdict.seconds:.1f} s)")
+        leaves = {0: "", 1: "1 leaf, "}.get(verdict.leaves, f"{verdict.leaves:,} leaves, ")
+        print(f"({leaves}{verdict.reproved:.6g} found here, {verdict.seconds:.1f} s)")
         if verdict.gradient_bound is not None:
             gradient = rounded(verdict.gradient_bound, 6, ROUND_CEILING)
             print(f"re-proved: the error of every partial derivative is at most {gradient}", end="")

@@ -22,6 +22,7 @@ from typing import Any
 
 from flint import arb, ctx
 
+from attnc_checker import fits
 from attnc_checker.claims import AtPoints, ByLeaves, Claim, ReadShards, ReadTable, read_claim
 from attnc_checker.deep.chains import Chain, Links
 from attnc_checker.deep.claims import Stages
@@ -206,6 +207,8 @@ def check(
     (True, True)
     """
     cores, limit = processes or _cores(), Limit(seconds)
+    if fits.is_in_context(Path(path)):
+        return _decided_fit(path, name, limit)
 
     def conclude(proof: Proof, stored: Stored) -> float:
         return _prove(proof, stored, cores, progress, limit)
@@ -349,21 +352,50 @@ def _decided(
     table: str | os.PathLike[str] | None = None,
 ) -> Verdict:
     """Read a certificate, and return the verdict on the bound that `conclude` finds, or on its refusal."""
+
+    def decide(verdict: Verdict) -> Iterator[Verdict]:
+        stored = read(Path(path), name, None if table is None else Path(table))
+        claim = stored[0]
+        assumed = STOCK if is_stock(stored[1]) else _assumed(claim)
+        yield (verdict := replace(verdict, bound=claim.bound, dtype=claim.dtype, assumptions=assumed))
+        if claim.gradient is not None:
+            stated = claim.gradient
+            yield (verdict := replace(verdict, gradient_bound=stated.bound, excluded=stated.excluded))
+        proof = proof_of(*stored)
+        yield (verdict := replace(verdict, scope=proof.scope, leaves=proof.num_leaves or len(proof.jobs)))
+        found = conclude(proof, stored)
+        yield replace(verdict, proved=True, reason=reason, exit_code=0, reproved=found)
+
+    return _guarded(path, name, limit, decide)
+
+
+def _decided_fit(path: str | os.PathLike[str], name: str, limit: Limit) -> Verdict:
+    """Read the claim of an in-context program about the prompt of its fit, and return the verdict."""
+
+    def look() -> None:
+        if limit.left() == 0:
+            raise Undecided(f"the limit is {limit.seconds:.3g} s: allow more with --seconds")
+
+    def decide(verdict: Verdict) -> Iterator[Verdict]:
+        require(name == MAIN, f"an in-context program has no certificate {name}", BadFile)
+        fit = fits.read_fit(Path(path))
+        told = replace(verdict, bound=fit.bound, dtype=fits.DTYPE, scope=fits.SCOPE, assumptions=fits.ASSUMED)
+        yield told
+        yield replace(told, proved=True, reason=fits.RE_PROVED, exit_code=0, reproved=fits.prove(fit, look))
+
+    return _guarded(path, name, limit, decide)
+
+
+def _guarded(
+    path: str | os.PathLike[str], name: str, limit: Limit, decide: Callable[[Verdict], Iterator[Verdict]]
+) -> Verdict:
+    """Return the last verdict of `decide`, which tells more and more. Whatever it raises is a reason of its own."""
     where = os.path.join(path, name) if name != MAIN else os.fspath(path)
     verdict = Verdict(where, proved=False, reason="", exit_code=1, seconds=0.0)
     try:
         with precision():
-            stored = read(Path(path), name, None if table is None else Path(table))
-            claim = stored[0]
-            assumed = STOCK if is_stock(stored[1]) else _assumed(claim)
-            verdict = replace(verdict, bound=claim.bound, dtype=claim.dtype, assumptions=assumed)
-            if claim.gradient is not None:
-                stated = claim.gradient
-                verdict = replace(verdict, gradient_bound=stated.bound, excluded=stated.excluded)
-            proof = proof_of(*stored)
-            verdict = replace(verdict, scope=proof.scope, leaves=proof.num_leaves or len(proof.jobs))
-            found = conclude(proof, stored)
-            verdict = replace(verdict, proved=True, reason=reason, exit_code=0, reproved=found)
+            for verdict in decide(verdict):  # noqa: B007, B020
+                pass
     except (BadFile, Refused) as error:
         verdict = replace(verdict, reason=str(error), exit_code=error.exit_code)
     except Undecided as error:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import math
 import operator
+import re
 from array import array
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -18,9 +19,13 @@ from attnc_checker.files import BadFile, Refused, Tensor, are_sizes, require
 MAX_TOKENS = 3 * 2**22
 """Largest number of tokens or channels of one layer. OVERFLOW_LIMITS rely on sums of at most as many terms."""
 MAX_LAYERS = 64
-"""Largest number of layers of one stream. It bounds the time that a small file can cost. The corpus has up to 11."""
+"""Largest number of layers of one stream, all turns of repeats counted. It bounds the time that a small file can cost.
+The corpus has up to 11."""
 FLOATS, INTEGERS = {"float64": "F64", "float32": "F32"}, {"int32": "I32", "int64": "I64"}
 MATRICES, SEGMENTS = ("W_Q", "W_K", "W_V", "W_O"), ("query_segments", "key_segments")
+NUMBERED = re.compile(r"(.*?)([1-9]\d{0,8}|0)")
+"""The name of a repeated layer: its number grows by one from turn to turn."""
+PARTS = ("weight", "constant")
 OWN = {"affine": {"weight", "constant"}, "attention": {"residual", "cross", "num_heads", "heads"}, "softmax": set()}
 """The fields of each kind of layer, in addition to those of all layers."""
 SEEN_BY_ALL = -1
@@ -122,9 +127,9 @@ class Program:
     has_silent_keys = False
     """Whether keys that a mask hides are not hidden, but silent: engines add up their weights, which are negligible."""
 
-    def __init__(self, structure: Any, tensors: dict[str, Tensor], d: int) -> None:
+    def __init__(self, structure: Any, tensors: dict[str, Tensor], d: int, max_layers: int = MAX_LAYERS) -> None:
         """Read and check `structure`, which is JSON from a file."""
-        self.tensors, self.unread = tensors, set(tensors)
+        self.tensors, self.unread, self.max_layers = tensors, set(tensors), max_layers
         try:
             self._read(structure, d)
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
@@ -141,12 +146,15 @@ class Program:
         _need(sum(map(math.prod, starts)) == d, f"its inputs are not the {d} variable(s) of the box")
         self.memory = Stream(math.prod(starts[0]), [], starts[1:2])
         self.main = Stream(0, [], starts[:1])
-        self.names: list[str] = [layer["name"] for layer in structure["layers"]]
-        self.channels: list[list[str]] = [layer["channels"] for layer in structure["layers"]]
+        self.names: list[str] = []
+        self.channels: list[list[str]] = []
         for name, stream in (("memory", self.memory), ("layers", self.main)):
-            _need(len(structure[name]) <= MAX_LAYERS, f"{name} has more than {MAX_LAYERS} layers")
-            for i, layer in enumerate(structure[name]):
-                self._add_layer(stream, f"{name}.{i}", layer)
+            for i, part in enumerate(structure[name]):
+                self._require_room(stream, 1, name)
+                if part["kind"] == "repeat":
+                    self._add_repeat(stream, f"{name}.{i}", part)
+                else:
+                    self._add_layer(stream, f"{name}.{i}", part)
         self.num_outputs = math.prod(self.main.shapes[-1])
         shape = structure["output_shape"]
         _need(are_sizes(shape) and math.prod(shape) == self.num_outputs > 0, "the output's shape")
@@ -158,7 +166,60 @@ class Program:
         others = [layer for layer in (*self.memory.layers, *self.main.layers) if not isinstance(layer, AffineLayer)]
         return len(others) == 1 and isinstance(others[0], AttentionLayer)
 
-    def _add_layer(self, stream: Stream, prefix: str, layer: Any) -> None:
+    def _require_room(self, stream: Stream, more: int, where: str) -> None:
+        _need(len(stream.layers) + more <= self.max_layers, f"{where} has more than {self.max_layers} layers")
+
+    def _add_repeat(self, stream: Stream, prefix: str, repeat: Any) -> None:
+        """Add the layers of all turns. Layers of equal numbers are one object."""
+        _need(set(repeat) == {"kind", "count", "layers", "varying"}, f"the fields of {prefix}")
+        body, count, first = repeat["layers"], repeat["count"], len(stream.layers)
+        _need(are_sizes([count]) and count > 0 and isinstance(body, list) and len(body) > 0, f"the turns of {prefix}")
+        self._require_room(stream, count * len(body), prefix)
+        varying: dict[int, dict[str, tuple[Sequence[int], Sequence[float]]]] = {}
+        for one in repeat["varying"]:
+            _need(set(one) == {"layer", "part", "num_entries", "index_dtype"}, f"what varies in {prefix}")
+            place, part, sizes = one["layer"], one["part"], [one["num_entries"]]
+            is_new = part in PARTS and part not in varying.setdefault(place, {})
+            _need(are_sizes([place, *sizes]) and is_new and body[place]["kind"] == "affine", f"what varies in {prefix}")
+            where = f"{prefix}.turns.{place}.{part}"
+            entries = self._tensor(f"{where}.entries", sizes, INTEGERS[one["index_dtype"]])
+            varying[place][part] = entries, self._tensor(f"{where}.values", [count, *sizes], FLOATS[self.dtype])
+        shape, known = stream.shapes[-1], dict[tuple[int, bytes], Layer]()
+        for turn in range(count):
+            for place, layer in enumerate(body):
+                numbers = {
+                    part: (entries, values[turn * len(entries) : (turn + 1) * len(entries)])
+                    for part, (entries, values) in varying.get(place, {}).items()
+                }
+                key = place, b"".join(array("d", values).tobytes() for _, values in numbers.values())
+                name = NUMBERED.fullmatch(layer["name"])
+                _need(name is not None or count == 1, f"the name of a layer in {prefix}")
+                later = layer["name"] if name is None else f"{name[1]}{int(name[2]) + turn}"
+                if key in known:
+                    self._append(stream, known[key], stream.shapes[first + 1 + place], later, layer["channels"])
+                else:
+                    if turn:  # the tensors of the layer are read once more
+                        self.unread |= {each for each in self.tensors if each.startswith(f"{prefix}.{place}.")}
+                    self._add_layer(stream, f"{prefix}.{place}", layer, numbers, later)
+                    known[key] = stream.layers[-1]
+            _need(count == 1 or stream.shapes[-1] == shape, f"the shape after a turn of {prefix}")
+
+    def _append(self, stream: Stream, layer: Layer, shape: tuple[int, int], name: str, channels: list[str]) -> None:
+        stream.layers.append(layer)
+        stream.shapes.append(shape)
+        if stream is self.main:
+            self.names.append(name)
+            self.channels.append(channels)
+
+    def _add_layer(
+        self,
+        stream: Stream,
+        prefix: str,
+        layer: Any,
+        varying: Mapping[str, tuple[Sequence[int], Sequence[float]]] | None = None,
+        name: str | None = None,
+    ) -> None:
+        """Add a layer. `varying` has the entries and their values that replace stored ones, for each part."""
         kind, where, width = layer["kind"], f"{prefix}.{layer['name']}", len(layer["channels"])
         tokens, width_in = stream.shapes[-1]
         _need(set(layer) == {"kind", "name", "channels"} | OWN[kind], f"the fields of {where}")
@@ -166,8 +227,11 @@ class Program:
         _need(are_texts and len(set(layer["channels"])) == width, f"the names in {prefix}")
         made: Layer
         if kind == "affine":
-            shape, places, values = self._sparse(layer["weight"], f"{where}.weight")
-            constant_shape, constant_places, constants = self._sparse(layer["constant"], f"{where}.constant")
+            differ = varying or {}
+            shape, places, values = self._sparse(layer["weight"], f"{where}.weight", differ.get("weight"))
+            constant_shape, constant_places, constants = self._sparse(
+                layer["constant"], f"{where}.constant", differ.get("constant")
+            )
             _need(shape[1:] == [width, tokens, width_in] and constant_shape == shape[:2], f"the shapes of {where}")
             rows: dict[Entry, list[tuple[Entry, fmpq]]] = {}
             for place, value in zip(places, values, strict=True):
@@ -191,8 +255,7 @@ class Program:
             _need(width == width_in, f"the channels of {where}")
             made = SoftmaxLayer(where)
         _need(max(tokens, width) <= MAX_TOKENS, f"{where} is too large")
-        stream.layers.append(made)
-        stream.shapes.append((tokens, width))
+        self._append(stream, made, (tokens, width), name or layer["name"], layer["channels"])
 
     def _tensor(self, name: str, shape: list[int], dtype: str) -> Sequence[Any]:
         """Return the numbers of a tensor, floats or integers by its dtype."""
@@ -203,8 +266,12 @@ class Program:
         _need(fits, f"the tensor {name!r} is {found.dtype} of shape {found.shape}, not {dtype} of {shape}")
         return found.values
 
-    def _sparse(self, entry: Any, where: str) -> tuple[list[int], array[int], Sequence[float]]:
+    def _sparse(
+        self, entry: Any, where: str, varying: tuple[Sequence[int], Sequence[float]] | None = None
+    ) -> tuple[list[int], array[int], Sequence[float]]:
         """Return the shape, the places of the entries in a dense array of that shape, ascending, and their values.
+
+        `varying` has the numbers of entries, ascending, and the values that replace theirs.
 
         The first index changes fastest, as in the constants of partitions, which need not be sorted then.
         """
@@ -212,6 +279,12 @@ class Program:
         shape, count = entry["shape"], entry["num_entries"]
         index = self._tensor(f"{where}.index", [count, len(shape)], INTEGERS[entry["index_dtype"]])
         values = self._tensor(f"{where}.values", [count], FLOATS[self.dtype])
+        if varying is not None:
+            values = array("d", values)
+            are_ascending = all(map(operator.lt, varying[0], itertools.islice(varying[0], 1, None)))
+            _need(are_ascending and all(0 <= n < count for n in varying[0]), f"the varying entries of {where}")
+            for n, value in zip(*varying, strict=True):
+                values[n] = value
         _need(math.prod(shape) < 2**63, f"the shape of {where}")
         places = array("q", bytes(8 * count))
         for i, size in reversed([*enumerate(shape)]):

@@ -51,7 +51,7 @@ class Weights:
         It computes the same as the program: affine maps over all tokens and channels, and attention without masks.
         """
         numbers, used, state = self.values * (1 + relative), 0, x[:, None, :]
-        layers = self.program.layers
+        layers = self.program.unrolled_layers
         for i, layer in enumerate(layers):
             taken: list[Tensor] = []
             for _, array, place in _arrays_of(layer):
@@ -93,7 +93,7 @@ class _Place:
 
 
 def _arrays(program: attnc.Program) -> list[tuple[str, np.ndarray, _Place]]:
-    return [found for layer in program.layers for found in _arrays_of(layer)]
+    return [found for layer in program.unrolled_layers for found in _arrays_of(layer)]
 
 
 def _arrays_of(layer: object) -> list[tuple[str, np.ndarray, _Place]]:

@@ -196,7 +196,7 @@ def _sample(box: attnc.Box, count: int, rng: np.random.Generator) -> np.ndarray:
 def _of_network(network: attnc.Network) -> Subject:
     """Observe the heads of the last attention layer. In a deep program the earlier layers compute its inputs."""
     program = network.program
-    layers = [layer for layer in program.layers if isinstance(layer, attnc.Attention)]
+    layers = [layer for layer in program.unrolled_layers if isinstance(layer, attnc.Attention)]
     if not layers:
         raise attnc.InputError("the network has no attention layer: there is nothing to diagnose")
 
@@ -210,7 +210,7 @@ def _of_network(network: attnc.Network) -> Subject:
         return Observation(_flat(outputs), [_per_query(weights) for weights in heads], float(max(scores)))
 
     def sharpened(factor: float, points: np.ndarray) -> np.ndarray:
-        harder = replace(program, layers=tuple(_scaled(layer, factor) for layer in program.layers))
+        harder = replace(program, layers=tuple(_scaled(layer, factor) for layer in program.unrolled_layers))
         return _flat(harder(*_inputs(program, points)))
 
     return Subject(look, sharpened, float(np.finfo(network.dtype).eps) / 2)

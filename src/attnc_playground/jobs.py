@@ -148,8 +148,8 @@ def program(of: attnc.Program) -> dict[str, Any] | None:
         return None
     return {
         "input_shapes": [list(shape) for shape in of.input_shapes],
-        "layers": [_layer(layer) for layer in of.layers],
-        "memory": [_layer(layer) for layer in of.memory],
+        "layers": [_layer(layer) for layer in of.unrolled_layers],
+        "memory": [_layer(layer) for layer in of.unrolled_memory],
     }
 
 

@@ -56,12 +56,17 @@ def tiny_model(folder: Path) -> None:
 
 def in_context() -> attnc.incontext.InContextProgram:
     """Return a ridge program for at most three rows of one feature."""
+    from attnc.engines.prompt import run
     from attnc.incontext import Domain, InContextProgram, Norms, Prompt, plan_least_squares
+    from attnc.incontext.stored_fit import stored_fit
 
     prompt, norms = Prompt(rows=3, features=1), Norms(x=1.0, y=3.0, L=3.0, mu=1.0)
     plan = plan_least_squares(prompt, norms, (1.0,), accuracy=1e-3)
     domain = Domain(prompt, norms.x, norms.y, start=0.0, L=norms.L, mu=norms.mu, penalty=(1.0,))
-    return InContextProgram(plan.task.program(), domain, "Ridge", plan.bound)
+    program = plan.task.program()
+    inputs = plan.task.inputs(np.zeros(1), np.array([[0.5], [-1.0]]), np.array([1.0, -2.0]))
+    fit = stored_fit(program, plan.task, inputs, run(program, inputs))
+    return InContextProgram(program, domain, "Ridge", plan.bound, fit=fit)
 
 
 def main() -> int:
@@ -73,9 +78,9 @@ def main() -> int:
     for name, network in networks().items():
         network.save(FOLDER / "network-1" / name)
     (FOLDER / "stock-1").mkdir(exist_ok=True)
-    (FOLDER / "incontext-1").mkdir(exist_ok=True)
+    (FOLDER / "incontext-2").mkdir(exist_ok=True)
     attnc.compile("tanh(x)*y", {"x": (-1, 1), "y": (-1, 1)}, 1e-2).export_hf(FOLDER / "stock-1" / "product")
-    in_context().save(FOLDER / "incontext-1" / "ridge")
+    in_context().save(FOLDER / "incontext-2" / "ridge")
     run(["frequency"], FOLDER / "lab-1", command="attnc lab run frequency --out lab-1")
     for cell in sorted((FOLDER / "lab-1" / "cells" / "frequency").iterdir())[1:]:
         cell.unlink()  # the table has them all; one file shows their form

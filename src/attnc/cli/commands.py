@@ -554,8 +554,9 @@ def verify_command(
     from attnc.exports.directory import refuse_in_context, require_folder
     from attnc.verifying import checker_command, fingerprints, remember
 
-    refuse_in_context(str(net))
     part = None if shard is None else read_shard(shard)
+    if part is not None or merge:
+        refuse_in_context(str(net))
     if part is not None and merge:
         raise InputError("--shard proves one shard, and --merge decides about all of them: give one of the two")
     limits = (processes, seconds, memory)

@@ -245,11 +245,10 @@ def _sizes(fitted: Any) -> dict[str, Any]:
     from attnc.incontext.progress import Objective, loss_path
 
     program = fitted.program_.program
-    distinct = {id(part): layer.num_parameters for layer in program.all_layers for part in [_stored(layer)]}
     sizes: dict[str, Any] = {
         "layers": len(program.all_layers),
         "attention_layers": program.num_attention_layers,
-        "stored_parameters": sum(distinct.values()),
+        "stored_parameters": program.num_parameters,
         "prompt_rows": int(program.input_shapes[-1][0]),
         "steps": getattr(fitted, "n_iter_", None),
     }
@@ -266,11 +265,6 @@ def _sizes(fitted: Any) -> dict[str, Any]:
             {"name": f"step {t}", "step": int(t), "loss": float(loss)} for t, loss in zip(steps, losses, strict=True)
         ]
     return sizes
-
-
-def _stored(layer: Any) -> Any:
-    """Return the weights of a layer, which the layers of a loop share."""
-    return layer.weight if hasattr(layer, "weight") else getattr(layer, "heads", layer)
 
 
 def sparkline(values: list[float]) -> str:

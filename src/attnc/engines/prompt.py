@@ -62,7 +62,7 @@ def run(
     with threadpool_limits(1):  # products are small and number thousands: waking threads costs more than they save
         if memory is None:
             memory = _memory(program, states)
-        state = _run_layers(program.layers, states[0], memory, watch)
+        state = _run_layers(program.unrolled_layers, states[0], memory, watch)
     return program.from_tokens(state[None])[0]
 
 
@@ -85,7 +85,7 @@ def _states(program: Program, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
 def _memory(program: Program, states: list[np.ndarray], watch: Watch | None = None) -> np.ndarray:
     start = states[1] if len(states) > 1 else np.zeros((0, 0), program.dtype)
     # In Fortran's order, a product with one query runs along the tokens.
-    return np.asfortranarray(_run_layers(program.memory, start, None, watch))
+    return np.asfortranarray(_run_layers(program.unrolled_memory, start, None, watch))
 
 
 def _run_layers(

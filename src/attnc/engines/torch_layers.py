@@ -1,7 +1,7 @@
 """A deep program as a torch module, layer by layer: equal layers are one module, which is called once for every turn.
 
 `torch_engine` folds a program into few stages, and `torch_unfolded` has a hook point for every activation. A program
-that takes a thousand steps on a prompt has too many of both. Here a run of equal layers (`ir.repeats`) stores its
+that takes a thousand steps on a prompt has too many of both. Here layers that repeat (`ir.repeats`) store their
 weights once, an affine map computes the numbers that change (`ir.affine_rows`), and the queries of a mask's segment
 meet the keys that they see.
 """
@@ -17,7 +17,7 @@ from attnc.errors import MissingExtra
 from attnc.ir.affine_rows import AffineRows
 from attnc.ir.layers import MOST_VIEWS, Affine, Attention, Head, Layer
 from attnc.ir.program import Program, token_shape
-from attnc.ir.repeats import Repeat, repeats
+from attnc.ir.repeats import Repeat, runs
 
 try:
     import torch
@@ -37,8 +37,8 @@ class LayeredNetwork(ProgramModule):
         super().__init__(program)
         self._shapes = [token_shape(shape) for shape in program.input_shapes]
         known: dict[int, nn.Parameter] = {}
-        self.memory = nn.ModuleList(_Run(run, known) for run in repeats(program.memory))
-        self.main = nn.ModuleList(_Run(run, known) for run in repeats(program.layers))
+        self.memory = nn.ModuleList(_Run(run, known) for run in runs(program.memory))
+        self.main = nn.ModuleList(_Run(run, known) for run in runs(program.layers))
         self.register_buffer("_dtype", torch.tensor(np.zeros(0, program.dtype)), persistent=False)
         self.requires_grad_(trainable)
 
@@ -59,22 +59,22 @@ class LayeredNetwork(ProgramModule):
 
 
 class _Run(nn.Module):
-    """A run of equal turns."""
+    """The turns of a repeat."""
 
     def __init__(self, run: Repeat, known: dict[int, nn.Parameter]) -> None:
         super().__init__()
-        self.times = run.times
-        self.body = nn.ModuleList(_layer(run, place, known) for place in range(len(run.body)))
+        self.count = run.count
+        self.body = nn.ModuleList(_layer(run, place, known) for place in range(len(run.layers)))
 
     def forward(self, state: Tensor, memory: Tensor) -> Tensor:
-        for turn in range(self.times):
+        for turn in range(self.count):
             for layer in self.body:
                 state = layer(state, memory, turn)
         return state
 
 
 def _layer(run: Repeat, place: int, known: dict[int, nn.Parameter]) -> _Layer:
-    layer = run.body[place]
+    layer = run.layers[place]
     if isinstance(layer, Affine):
         return _AffineLayer(AffineRows.of(layer, *(run.varying.get((place, part)) for part in ("weight", "constant"))))
     return _AttentionLayer(layer, known) if isinstance(layer, Attention) else _SoftmaxLayer(layer)
@@ -91,16 +91,17 @@ class _AffineLayer(_Layer):
     def __init__(self, rows: AffineRows) -> None:
         super().__init__()
         self.shape = rows.shape
-        self.weights, self.constants = nn.Parameter(_tensor(rows.weights)), nn.Parameter(_tensor(rows.constants))
-        self.register_buffer("is_entry", _tensor((rows.weights != 0).any(axis=0)), persistent=False)
+        self.weights, self.constants = (nn.Parameter(_tensor(each.distinct)) for each in (rows.weights, rows.constants))
+        self.kinds = (rows.weights.of_turn.tolist(), rows.constants.of_turn.tolist())
+        self.register_buffer("is_entry", _tensor((rows.weights.distinct != 0).any(axis=0)), persistent=False)
         self.register_buffer("columns", _tensor(rows.columns), persistent=False)
         self.register_buffer("selected", _tensor(rows.selected), persistent=False)
 
     def forward(self, state: Tensor, memory: Tensor, turn: int) -> Tensor:
-        flat, turn = state.flatten(1), turn if len(self.weights) > 1 else 0
-        made = self.constants[turn].expand(len(flat), -1)
+        flat, (of_weights, of_constants) = state.flatten(1), self.kinds
+        made = self.constants[of_constants[turn] if of_constants else 0].expand(len(flat), -1)
         if flat.shape[1]:
-            weights = _structured(self.weights[turn], self.get_buffer("is_entry"))
+            weights = _structured(self.weights[of_weights[turn] if of_weights else 0], self.get_buffer("is_entry"))
             made = made + (flat[:, self.get_buffer("columns")] * weights).sum(-1)
         return torch.cat([flat, made], dim=1)[:, self.get_buffer("selected")].reshape(len(flat), *self.shape)
 

@@ -44,7 +44,11 @@ NETWORK = FolderKind(
 )
 STOCK_FAMILY = "attnc.stock/"
 STOCK = FolderKind("a stock checkpoint", STOCK_FAMILY, ("attnc", "format"), NETWORK.is_part)
-IN_CONTEXT = FolderKind("an in-context program", "attnc.incontext/", ("format",), NETWORK.is_part)
+FIT = "fit.safetensors"
+"""The prompt of an in-context program's fit, and its weights."""
+IN_CONTEXT = FolderKind(
+    "an in-context program", "attnc.incontext/", ("format",), lambda name: name == FIT or NETWORK.is_part(name)
+)
 MAX_CERTIFICATES = 3
 """The most certificates of a network: its own, and one for each of float32 and float64."""
 RESERVED = ("format", "program", "certificates")
@@ -170,8 +174,8 @@ def refuse_in_context(folder: str) -> None:
     """Raise FileError if a folder is an in-context program, which is not a network."""
     if IN_CONTEXT.includes(folder):
         raise FileError(
-            f"{folder!r} is an in-context program, not a network. Load it by `attnc.incontext.load`. Its bound rests "
-            "on a theorem, which `attnc verify` does not prove again."
+            f"{folder!r} is an in-context program, not a network. Load it by `attnc.incontext.load`. `attnc verify` "
+            "proves its fit again, in one piece."
         )
 
 

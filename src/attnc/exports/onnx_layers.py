@@ -1,8 +1,8 @@
 """A deep program as an ONNX file, layer by layer: equal layers are one Loop, and no map is a dense matrix.
 
 `onnx_file` folds a program into few stages, which suits a network whose queries are few numbers. A program that takes a
-thousand steps on a prompt would become a thousand stages. Here a state is carried from layer to layer as it is, a run
-of equal layers (`ir.repeats`) is the body of one Loop, and an affine map computes the numbers that change
+thousand steps on a prompt would become a thousand stages. Here a state is carried from layer to layer as it is, layers
+that repeat (`ir.repeats`) are the body of one Loop, and an affine map computes the numbers that change
 (`ir.affine_rows`). The queries of a mask's segment meet the keys that they see, and no others.
 """
 
@@ -19,10 +19,10 @@ from onnx import checker, helper, numpy_helper
 
 from attnc.exports.onnx_file import OPSET, Graph, checked_target, finished
 from attnc.exports.safe_files import PathLike, write_file_whole
-from attnc.ir.affine_rows import AffineRows
-from attnc.ir.layers import MOST_VIEWS, Affine, Attention, Head, Layer
+from attnc.ir.affine_rows import AffineRows, ByTurn
+from attnc.ir.layers import MOST_VIEWS, Affine, Attention, Head
 from attnc.ir.program import Program
-from attnc.ir.repeats import Repeat, repeats
+from attnc.ir.repeats import Part, Repeat, runs
 
 OPERATORS = frozenset(
     {
@@ -34,6 +34,8 @@ OPERATORS = frozenset(
         "Identity",
         "Loop",
         "MatMul",
+        "Mul",
+        "ReduceSum",
         "Reshape",
         "ScatterND",
         "Softmax",
@@ -152,12 +154,12 @@ class _LayerGraph(Graph):
 
 
 def _stream(
-    graph: _LayerGraph, prefix: str, layers: Sequence[Layer], state: _FlatState, memory: _FlatState | None
+    graph: _LayerGraph, prefix: str, parts: Sequence[Part], state: _FlatState, memory: _FlatState | None
 ) -> _FlatState:
     """Add the layers of a stream."""
-    for number, run in enumerate(repeats(layers)):
+    for number, run in enumerate(runs(parts)):
         name = f"{prefix}/{number}"
-        state = _turn(graph, name, run, state, memory) if run.times == 1 else _loop(graph, name, run, state, memory)
+        state = _turn(graph, name, run, state, memory) if run.count == 1 else _loop(graph, name, run, state, memory)
     return state
 
 
@@ -172,7 +174,7 @@ def _loop(graph: _LayerGraph, name: str, run: Repeat, state: _FlatState, memory:
     count = helper.make_tensor_value_info(turn, onnx.TensorProto.INT64, [])
     flags = [helper.make_tensor_value_info(each, onnx.TensorProto.BOOL, []) for each in (going, f"{name}/still")]
     body = helper.make_graph(nodes, f"{name}/body", [count, flags[0], carried[0]], [flags[1], carried[1]])
-    times = graph.shared(f"{name}/times", np.array(run.times, np.int64))
+    times = graph.shared(f"{name}/times", np.array(run.count, np.int64))
     return _FlatState(graph.node("Loop", f"{name}/end", times, "", state.name, body=body), made.shape)
 
 
@@ -180,7 +182,7 @@ def _turn(
     graph: _LayerGraph, prefix: str, run: Repeat, state: _FlatState, memory: _FlatState | None, turn: str | None = None
 ) -> _FlatState:
     """Add the layers of one turn. `turn` names its number, if values vary from turn to turn."""
-    for place, layer in enumerate(run.body):
+    for place, layer in enumerate(run.layers):
         name = f"{prefix}/{layer.name}" if turn is None else f"{prefix}/{place}"
         if isinstance(layer, Affine):
             of_turns = (run.varying.get((place, part)) for part in ("weight", "constant"))
@@ -200,15 +202,16 @@ def _affine(graph: _LayerGraph, name: str, rows: AffineRows, state: _FlatState, 
     source = state.name
     if num_made:
         weights, constants = (
-            _of_turn(graph, f"{name}/{part}", array, turn)
-            for part, array in (("weights", rows.weights[..., None]), ("constants", rows.constants))
+            _of_turn(graph, f"{name}/{part}", numbers, turn)
+            for part, numbers in (("weights", rows.weights), ("constants", rows.constants))
         )
         if state.size:
             columns = graph.shared(f"{name}/columns", rows.columns.reshape(-1).astype(np.int32))
             terms = graph.node("Gather", f"{name}/terms", state.name, columns, axis=1)
-            apart = graph.reshaped(f"{name}/apart", terms, num_made, 1, entries)
-            products = graph.node("MatMul", f"{name}/products", apart, weights)
-            sums = graph.reshaped(f"{name}/sums", products, num_made)
+            apart = graph.reshaped(f"{name}/apart", terms, num_made, entries)
+            products = graph.node("Mul", f"{name}/products", apart, weights)
+            last = graph.shared("last", np.array([2], np.int64))
+            sums = graph.node("ReduceSum", f"{name}/sums", products, last, keepdims=0)
         else:  # a product with zeros adds the batch axis
             none = graph.shared(f"{name}/none", np.zeros((0, num_made), graph.dtype))
             sums = graph.node("MatMul", f"{name}/sums", state.name, none)
@@ -217,15 +220,14 @@ def _affine(graph: _LayerGraph, name: str, rows: AffineRows, state: _FlatState, 
     return _FlatState(graph.rows(f"{name}/next", source, rows.selected, state.size + num_made), rows.shape)
 
 
-def _of_turn(graph: _LayerGraph, name: str, array: np.ndarray, turn: str | None) -> str:
-    """Return the values of the turn that runs."""
-    if len(array) == 1 or turn is None:
-        return graph.shared(name, array[0])
-    distinct, kinds = np.unique(array, axis=0, return_inverse=True)
-    if 2 * len(distinct) <= len(array):  # most turns are equal
-        kind = graph.shared(f"{name}/kinds", kinds.reshape(-1))
-        array, turn = distinct, graph.node("Gather", f"{name}/kind", kind, turn, axis=0)
-    return graph.node("Gather", f"{name}/now", graph.shared(name, array), turn, axis=0)
+def _of_turn(graph: _LayerGraph, name: str, numbers: ByTurn, turn: str | None) -> str:
+    """Return the numbers of the turn that runs."""
+    distinct, of_turn = numbers.distinct, numbers.of_turn
+    if turn is None or len(distinct) == 1:
+        return graph.shared(name, distinct[of_turn[0] if len(of_turn) else 0])
+    kinds = graph.shared(f"{name}/kinds", of_turn.astype(np.int64))
+    kind = graph.node("Gather", f"{name}/kind", kinds, turn, axis=0)
+    return graph.node("Gather", f"{name}/now", graph.shared(name, distinct), kind, axis=0)
 
 
 def _attention(

@@ -17,7 +17,7 @@ from attnc.errors import FileError, ProgramError
 from attnc.exports.safe_files import MAX_RANK, MAX_STORED_ENTRIES, DType, Layout, require_expected
 from attnc.ir.layers import Affine, Attention, Head, Layer, Mask, Softmax
 from attnc.ir.program import Program
-from attnc.ir.repeats import NUMBERED, PARTS, Repeat, repeats
+from attnc.ir.repeats import Part, Repeat, Varying
 from attnc.ir.sparse import Sparse
 from attnc.ir.spec import check
 
@@ -29,24 +29,20 @@ INTEGERS: dict[str, DType] = {"int32": np.dtype(np.int32), "int64": np.dtype(np.
 MATRICES = ("W_Q", "W_K", "W_V", "W_O")
 SEGMENTS = ("query_segments", "key_segments")
 MAX_LAYERS = 1_000_000
-"""Maximum number of layers of a stream with runs, all turns counted. The deepest that are built have 60,000."""
+"""Maximum number of layers of a stream, all turns of repeats counted. The deepest that are built have 60,000."""
 MAX_SHAPE_CELLS = 2**62
 """Maximum number of cells of a shape. `ir.spec` computes positions in it, which must fit an int64."""
 
 
-def encode(program: Program, *, repeated: bool = False) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Return the structure and the tensors. These are the program's own arrays where those are contiguous.
-
-    If `repeated`, a run of equal layers (`ir.repeats`) is written once, with the number of its turns.
-    """
+def encode(program: Program) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Return the structure and the tensors. These are the program's own arrays where those are contiguous."""
     tensors: dict[str, np.ndarray] = {}
-    encode_stream = _encode_runs if repeated else _encode_stream
     structure = {
         "dtype": program.dtype.name,
         "input_shapes": [_ints(shape) for shape in program.input_shapes],
         "output_shape": _ints(program.output_shape),
-        "layers": encode_stream("layers", program.layers, tensors),
-        "memory": encode_stream("memory", program.memory, tensors),
+        "layers": _encode_stream("layers", program.layers, tensors),
+        "memory": _encode_stream("memory", program.memory, tensors),
     }
     for name, tensor in tensors.items():
         if tensor.dtype not in (*FLOATS.values(), *INTEGERS.values()):
@@ -55,33 +51,46 @@ def encode(program: Program, *, repeated: bool = False) -> tuple[dict[str, Any],
     return structure, tensors
 
 
-def layout(structure: Any, *, repeated: bool = False) -> Layout:
+def layout(structure: Any) -> Layout:
     """Return the dtype and shape of every tensor that the structure needs; raise FileError if it is malformed."""
-    return _decoded(structure, {}, repeated)[1]
+    return _decoded(structure, {})[1]
 
 
-def decode(structure: Any, tensors: Mapping[str, np.ndarray], *, repeated: bool = False) -> Program:
-    """Return the program, checked by `ir.spec`; raise FileError if it is not legal. `repeated` admits runs."""
-    program, expected = _decoded(structure, _interned(tensors) if repeated else tensors, repeated)
+def decode(structure: Any, tensors: Mapping[str, np.ndarray]) -> Program:
+    """Return the program, checked by `ir.spec`; raise FileError if it is not legal."""
+    program, expected = _decoded(structure, tensors)
     require_expected({name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}, expected)
-    if program.dtype.name != structure["dtype"]:
-        raise FileError(f"program.dtype is {structure['dtype']}, but the program is in {program.dtype}")
     try:
-        return check(program)
+        check(program)
     except ProgramError as error:
         raise FileError(f"the program that was read is not legal: {error}") from error
+    if program.dtype.name != structure["dtype"]:
+        raise FileError(f"program.dtype is {structure['dtype']}, but the program is in {program.dtype}")
+    return program
 
 
-def _interned(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the tensors with one array for all that are equal. Engines compute shared parts once."""
-    known: dict[tuple[str, tuple[int, ...], bytes], np.ndarray] = {}
-    return {
-        name: known.setdefault((str(tensor.dtype), tensor.shape, tensor.tobytes()), tensor)
-        for name, tensor in tensors.items()
-    }
+def stored_once(tensors: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """Return the tensors without those that equal an earlier one, and for each of these the name of the earlier one."""
+    first: dict[tuple[str, tuple[int, ...], bytes], str] = {}
+    same = {}
+    for name, tensor in tensors.items():
+        earlier = first.setdefault((str(tensor.dtype), tensor.shape, tensor.tobytes()), name)
+        if earlier != name:
+            same[name] = earlier
+    return {name: tensor for name, tensor in tensors.items() if name not in same}, same
 
 
-def _decoded(structure: Any, tensors: Mapping[str, np.ndarray], repeated: bool) -> tuple[Program, Layout]:
+def require_same(same: Any, expected: Layout) -> dict[str, str]:
+    """Return the names that `stored_once` found, read from a file, if each stands for a tensor of its own layout."""
+    names: dict[str, str] = a_typed(dict, "an object", same, "same")
+    for name, earlier in names.items():
+        a_text(earlier, f"same[{shown(name)}]")
+        if earlier in names or expected.get(name) is None or expected[name] != expected.get(earlier):
+            raise FileError(f"same names {shown(name)} and {shown(earlier)}, which are no two tensors of one layout")
+    return names
+
+
+def _decoded(structure: Any, tensors: Mapping[str, np.ndarray]) -> tuple[Program, Layout]:
     """Return the program and the layout of its tensors. A tensor that is not there is replaced by zeros."""
     expected: dict[str, tuple[DType, tuple[int, ...]]] = {}
 
@@ -89,34 +98,33 @@ def _decoded(structure: Any, tensors: Mapping[str, np.ndarray], repeated: bool) 
         expected[name] = (dtype, shape)
         return tensors[name] if name in tensors else np.broadcast_to(np.zeros((), dtype), shape)  # takes no memory
 
-    return _decode_program(structure, take, repeated), expected
+    return _decode_program(structure, take), expected
 
 
 def _ints(sizes: Sequence[int]) -> list[int]:
     return [int(size) for size in sizes]
 
 
-def _encode_stream(stream: str, layers: Sequence[Layer], tensors: dict[str, np.ndarray]) -> list[dict[str, Any]]:
-    return [_encode_layer(layer, f"{stream}.{i}.{layer.name}", tensors) for i, layer in enumerate(layers)]
+def _encode_stream(stream: str, parts: Sequence[Part], tensors: dict[str, np.ndarray]) -> list[dict[str, Any]]:
+    return [
+        _encode_repeat(part, f"{stream}.{i}", tensors)
+        if isinstance(part, Repeat)
+        else _encode_layer(part, f"{stream}.{i}.{part.name}", tensors)
+        for i, part in enumerate(parts)
+    ]
 
 
-def _encode_runs(stream: str, layers: Sequence[Layer], tensors: dict[str, np.ndarray]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-    for run in repeats(layers):
-        prefix = f"{stream}.{len(found)}"
-        if run.times == 1:
-            found += [
-                _encode_layer(layer, f"{stream}.{len(found) + i}.{layer.name}", tensors)
-                for i, layer in enumerate(run.body)
-            ]
-            continue
-        varying = []
-        for (place, part), values in run.varying.items():
-            tensors[f"{prefix}.turns.{place}.{part}"] = values
-            varying.append({"layer": place, "part": part})
-        body = _encode_stream(prefix, run.body, tensors)
-        found.append({"kind": "repeat", "times": run.times, "layers": body, "varying": varying})
-    return found
+def _encode_repeat(repeat: Repeat, prefix: str, tensors: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Write the layers of one turn, the number of turns, and the values that vary."""
+    varying = []
+    for (place, part), differ in repeat.varying.items():
+        name = f"{prefix}.turns.{place}.{part}"
+        tensors[f"{name}.entries"] = np.asarray(differ.entries, order="C")
+        tensors[f"{name}.values"] = np.asarray(differ.values, order="C")
+        dtype = differ.entries.dtype.name
+        varying.append({"layer": place, "part": part, "num_entries": len(differ.entries), "index_dtype": dtype})
+    layers = [_encode_layer(layer, f"{prefix}.{i}.{layer.name}", tensors) for i, layer in enumerate(repeat.layers)]
+    return {"kind": "repeat", "count": int(repeat.count), "layers": layers, "varying": varying}
 
 
 def _encode_layer(layer: Layer, prefix: str, tensors: dict[str, np.ndarray]) -> dict[str, Any]:
@@ -152,54 +160,54 @@ def _encode_head(head: Head, prefix: str, tensors: dict[str, np.ndarray]) -> dic
     return {**{name: list(matrix.shape) for name, matrix in head.matrices.items()}, "mask": mask}
 
 
-def _decode_program(structure: Any, take: Take, repeated: bool) -> Program:
+def _decode_program(structure: Any, take: Take) -> Program:
     keys = ("dtype", "input_shapes", "output_shape", "layers", "memory")
     fields = object_with(structure, "program", keys)
     dtype = a_dtype(fields["dtype"], "program.dtype", FLOATS)
     shapes = enumerate(a_list(fields["input_shapes"], "program.input_shapes"))
     return Program(
-        layers=_decode_stream("layers", fields["layers"], dtype, take, repeated),
+        layers=_decode_stream("layers", fields["layers"], dtype, take),
         input_shapes=tuple(a_shape(shape, f"program.input_shapes[{i}]") for i, shape in shapes),
         output_shape=a_shape(fields["output_shape"], "program.output_shape"),
-        memory=_decode_stream("memory", fields["memory"], dtype, take, repeated),
+        memory=_decode_stream("memory", fields["memory"], dtype, take),
     )
 
 
-def _decode_stream(stream: str, layers: Any, dtype: DType, take: Take, repeated: bool) -> tuple[Layer, ...]:
-    found: list[Layer] = []
-    for i, layer in enumerate(a_list(layers, f"program.{stream}")):
+def _decode_stream(stream: str, parts: Any, dtype: DType, take: Take) -> tuple[Part, ...]:
+    found: list[Part] = []
+    room = MAX_LAYERS
+    for i, part in enumerate(a_list(parts, f"program.{stream}")):
         prefix, where = f"{stream}.{i}", f"program.{stream}[{i}]"
-        if repeated and isinstance(layer, dict) and layer.get("kind") == "repeat":
-            found += _decode_run(layer, prefix, where, dtype, take, MAX_LAYERS - len(found))
+        if isinstance(part, dict) and part.get("kind") == "repeat":
+            repeat = _decode_repeat(part, prefix, where, dtype, take)
+            room -= repeat.count * len(repeat.layers)
+            if room < 0:
+                raise FileError(f"{where} has {repeat.count:,} turns; a program has at most {MAX_LAYERS:,} layers")
+            found.append(repeat)
         else:
-            found.append(_decode_layer(layer, prefix, where, dtype, take))
+            found.append(_decode_layer(part, prefix, where, dtype, take))
     return tuple(found)
 
 
-def _decode_run(run: Any, prefix: str, where: str, dtype: DType, take: Take, most: int) -> tuple[Layer, ...]:
-    """Return the layers of all turns. They share the arrays that do not vary."""
-    fields = object_with(run, where, ("kind", "times", "layers", "varying"))
-    times, described = a_size(fields["times"], f"{where}.times"), a_list(fields["layers"], f"{where}.layers")
-    if times < 1 or not described or times * len(described) > most:
-        raise FileError(
-            f"{where} is a run of {len(described)} layers, {times} times; a program has 1 to {MAX_LAYERS:,}"
-        )
+def _decode_repeat(repeat: Any, prefix: str, where: str, dtype: DType, take: Take) -> Repeat:
+    fields = object_with(repeat, where, ("kind", "count", "layers", "varying"))
+    count, layers = a_size(fields["count"], f"{where}.count"), a_list(fields["layers"], f"{where}.layers")
     body = tuple(
-        _decode_layer(layer, f"{prefix}.{i}", f"{where}.layers[{i}]", dtype, take) for i, layer in enumerate(described)
+        _decode_layer(layer, f"{prefix}.{i}", f"{where}.layers[{i}]", dtype, take) for i, layer in enumerate(layers)
     )
-    if not all(NUMBERED.fullmatch(layer.name) for layer in body):
-        raise FileError(f"{where}.layers have names without a number at the end, so that turns would share a name")
-    varying = {}
+    varying: dict[tuple[int, str], Varying] = {}
     for i, one in enumerate(a_list(fields["varying"], f"{where}.varying")):
         place = f"{where}.varying[{i}]"
-        of = object_with(one, place, ("layer", "part"))
-        number, part = a_size(of["layer"], f"{place}.layer"), of["part"]
-        layer = body[number] if number < len(body) else None
-        if not isinstance(layer, Affine) or part not in PARTS or (number, part) in varying:
-            raise FileError(f"{place} names no affine map of the run, or one part twice")
-        shape = a_shape([times, len(getattr(layer, part).values)], place, MAX_STORED_ENTRIES)
-        varying[number, part] = take(f"{prefix}.turns.{number}.{part}", dtype, shape)
-    return Repeat(body, times, varying).layers
+        of = object_with(one, place, ("layer", "part", "num_entries", "index_dtype"))
+        number, part = a_size(of["layer"], f"{place}.layer"), a_text(of["part"], f"{place}.part")
+        if (number, part) in varying:
+            raise FileError(f"{place} names the {part} of layer {number} a second time")
+        shape = a_shape([count, a_size(of["num_entries"], f"{place}.num_entries")], place, MAX_STORED_ENTRIES)
+        index_dtype = a_dtype(of["index_dtype"], f"{place}.index_dtype", INTEGERS)
+        name = f"{prefix}.turns.{number}.{part}"
+        entries = take(f"{name}.entries", index_dtype, shape[1:])
+        varying[number, part] = Varying(entries, take(f"{name}.values", dtype, shape))
+    return Repeat(body, count, varying)
 
 
 def _decode_layer(layer: Any, prefix: str, where: str, dtype: DType, take: Take) -> Layer:

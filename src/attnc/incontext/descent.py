@@ -42,6 +42,7 @@ from attnc.incontext.prompt import LOG_WEIGHT, ONE, PRESENT, SINK, TARGET, Promp
 from attnc.ir.building import AffineBuilder, Attending, Entries, reading
 from attnc.ir.layers import EVERY_QUERY, Affine, Attention, Head, Layer, Mask
 from attnc.ir.program import Program
+from attnc.ir.repeats import rolled
 from attnc.ir.soft_head import SoftHead
 from attnc.ir.sparse import Sparse
 from attnc.ir.spec import check
@@ -216,7 +217,7 @@ def descent_program(tasks: Sequence[Task], dtype: str = "float64", *, rates: Seq
     builder = _DescentBuilder(tuple(tasks), dtype, None if rates is None else tuple(rates))
     shapes = ((first.num_weights,), (sum(t.prompt.shape[0] for t in tasks), first.shape[1]))
     out = (first.queries,) if first.queries else shapes[0]
-    return check(Program(builder.main(), shapes, out, (builder.memory(),)))
+    return check(Program(rolled(builder.main()), shapes, out, (builder.memory(),)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -454,9 +455,8 @@ class GLMTask(Task):
     def program(self, dtype: str = "float64") -> Program:
         """Return the program of this task. Its one input has the shape (rows + 1, features + 2)."""
         shape = (self.prompt.shape[0] + 1, self.prompt.shape[1])
-        return check(
-            Program(_GLMBuilder(self, dtype).layers(), (shape,), (self.prompt.queries or self.prompt.num_weights,))
-        )
+        layers, out = rolled(_GLMBuilder(self, dtype).layers()), (self.prompt.queries or self.prompt.num_weights,)
+        return check(Program(layers, (shape,), out))
 
     def inputs(
         self,

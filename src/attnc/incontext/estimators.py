@@ -30,6 +30,7 @@ from attnc.incontext.newton_glm import CurvedTask
 from attnc.incontext.programs import InContextProgram
 from attnc.incontext.progress import Objective
 from attnc.incontext.prompt import Prompt
+from attnc.incontext.stored_fit import stored_fit
 from attnc.numerics.arrays import Float
 from attnc.numerics.bound import Bound
 
@@ -143,7 +144,10 @@ class InContextEstimator(BaseEstimator, abc.ABC):  # type: ignore[misc]
         """Fit the model to checked data, with checked parameters."""
 
     def save(self, path: PathLike) -> None:
-        """Write the fitted program as a folder: see `InContextProgram.save`.
+        """Write the fitted program as a folder, with its prompt and a bound for it: see `InContextProgram.save`.
+
+        The bound is about the weights for this prompt, and `attnc verify` proves it again. If there is none, as for a
+        lasso, the folder tells why.
 
         Parameters
         ----------
@@ -157,9 +161,14 @@ class InContextEstimator(BaseEstimator, abc.ABC):  # type: ignore[misc]
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     model.save(f"{folder}/ridge")
         ...     sorted(path.name for path in pathlib.Path(folder, "ridge").iterdir())
-        ['README.md', 'certificate.json', 'config.json', 'model.safetensors']
+        ['README.md', 'certificate.json', 'config.json', 'fit.safetensors', 'model.safetensors']
         """
-        self._fitted_program().save(path)
+        program = self._fitted_program()
+        if hasattr(self, "task_") and hasattr(self, "trajectory_"):
+            inputs = [self.start_, self.prompt_][-len(program.input_shapes) :]
+            fit = stored_fit(program.program, self.task_, inputs, self.trajectory_[-1])
+            program = replace(program, fit=fit)
+        program.save(path)
 
     def to_torch(self, *, trainable: bool = False) -> LayeredNetwork:
         """Return the fitted program as a torch module: see `InContextProgram.to_torch`.

@@ -40,6 +40,7 @@ from attnc.incontext.domain import LIMIT_SLACK, OutsideDomain
 from attnc.ir.building import AffineBuilder, Attending, reading
 from attnc.ir.layers import Attention, Layer
 from attnc.ir.program import Program
+from attnc.ir.repeats import rolled
 from attnc.ir.soft_head import SoftHead
 from attnc.ir.spec import check
 from attnc.numerics.arrays import Float, real_array
@@ -414,7 +415,7 @@ class Interpreter:
         outputs = {name: name for name in named("out", self.outputs)}
         layers.append(reading("answer", 1, self._state, [0], outputs, "float64"))
         shapes = ((self.inputs,), (self.rows, len(self.columns)))
-        return check(Program(tuple(layers), shapes, (self.outputs,), (memory.build("place"),)))
+        return check(Program(rolled(layers), shapes, (self.outputs,), (memory.build("place"),)))
 
     def prompt(self, program: EncodedProgram) -> Float[np.ndarray, "rows columns"]:
         """Return the prompt of a program: a row for every key, and rows of zeros below.

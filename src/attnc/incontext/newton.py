@@ -51,6 +51,7 @@ from attnc.incontext.prompt import ONE, SINK, Prompt
 from attnc.ir.building import AffineBuilder, Attending, reading
 from attnc.ir.layers import EVERY_QUERY, Affine, Attention, Head, Layer, Mask
 from attnc.ir.program import Program
+from attnc.ir.repeats import rolled
 from attnc.ir.spec import check
 from attnc.numerics.arrays import Float
 
@@ -297,11 +298,11 @@ class _NewtonBuilder:
             memory_of = (len(self._hidden()), self.memory)
             asked = ask(prompt, (tokens, channels), (chosen, "v"), (seen, prompt.rows), memory_of, task.reach)
             shape = (len(seen),) if len(self.targets) == 1 else (len(seen), len(self.targets))
-            return check(Program((*layers, *asked), shapes, shape, memory))
+            return check(Program(rolled([*layers, *asked]), shapes, shape, memory))
         outputs = {f"w.{c}": f"v.{c}" for c in self.weights}
         answer = reading("answer", self.tokens + bool(task.held_out), channels, chosen, outputs, "float64")
         shape = (prompt.num_weights,) if len(self.targets) == 1 else (len(self.targets), prompt.num_weights)
-        return check(Program((*layers, answer), shapes, shape, memory))
+        return check(Program(rolled([*layers, answer]), shapes, shape, memory))
 
     def _place(self) -> Affine:
         """Place the examples, the sink, and the queries."""

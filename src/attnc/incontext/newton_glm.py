@@ -45,6 +45,7 @@ from attnc.incontext.turns import CURVATURES, HUBER, REFINING, Turns
 from attnc.ir.building import AffineBuilder, Attending, reading
 from attnc.ir.layers import EVERY_QUERY, Affine, Attention, Head, Layer, Mask
 from attnc.ir.program import Program
+from attnc.ir.repeats import rolled
 from attnc.ir.spec import check
 from attnc.numerics.arrays import Float, Int
 
@@ -261,10 +262,10 @@ class _CurvedBuilder:
             layers.append(self._read("predict", task.asked))
             asked = task.places["query"]
             answer = reading("answer", self.tokens, self.channels, asked, {"prediction": MEAN}, "float64")
-            return check(Program((*layers, answer), (shape,), (prompt.queries,)))
+            return check(Program(rolled([*layers, answer]), (shape,), (prompt.queries,)))
         outputs = {f"w.{c}": f"vector.{c}" for c in self.weights}
         answer = reading("answer", self.tokens, self.channels, task.places["state"], outputs, "float64")
-        return check(Program((*layers, answer), (shape,), (prompt.num_weights,)))
+        return check(Program(rolled([*layers, answer]), (shape,), (prompt.num_weights,)))
 
     def _place(self) -> Affine:
         prompt, places, slopes = self.task.prompt, self.task.places, self.task.keys[0]

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnc.errors import FileError, InputError
-from attnc.exports.directory import CARD, IN_CONTEXT, WEIGHTS, json_bytes, json_lines, require_folder, utf8
+from attnc.exports.directory import CARD, FIT, IN_CONTEXT, WEIGHTS, json_bytes, json_lines, require_folder, utf8
 from attnc.exports.safe_files import (
     CONFIG,
     MAX_JSON_BYTES,
     MAX_TENSOR_BYTES,
+    Layout,
     PathLike,
     pack_tensors,
     parse_json,
@@ -25,7 +26,7 @@ from attnc.exports.safe_files import (
     require_format,
     write_whole,
 )
-from attnc.exports.tensors import decode, encode, layout
+from attnc.exports.tensors import decode, encode, layout, require_same, stored_once
 from attnc.incontext.domain import Domain, OutsideDomain
 from attnc.ir.layers import Layer
 from attnc.ir.program import Program
@@ -35,12 +36,37 @@ from attnc.numerics.bound import Bound, Term
 if TYPE_CHECKING:
     from attnc.engines.torch_layers import LayeredNetwork
 
-FORMAT = f"{IN_CONTEXT.family}1"
+FORMAT = f"{IN_CONTEXT.family}2"
 CERTIFICATE = "certificate.json"
 OUTSIDE = ("raise", "warn", "allow")
 """The choices for a prompt outside of the domain."""
-KEYS = {"format", "algorithm", "domain", "program"}
+KEYS = {"format", "algorithm", "domain", "program", "same"}
 """The keys of config.json."""
+
+
+@dataclass(frozen=True, eq=False)
+class StoredFit:
+    """The inputs of a fit, the weights that the program returned, and what is proved about them.
+
+    Attributes
+    ----------
+    inputs : tuple of arrays
+        The inputs of the program. The last one ends with the prompt.
+    weights : array of shape (targets, weights)
+        The weights that the program returned in float64.
+    objective : dict
+        `loss`, `penalty`, `mean` and `factor`, as docs/file-formats.md defines them. Empty without a bound.
+    bound : Bound or None
+        A bound of |weights − optimum|₂ for these weights and for those of the program in exact arithmetic.
+    reason : str
+        The reason why there is no bound.
+    """
+
+    inputs: tuple[Float[np.ndarray, "*shape"], ...]
+    weights: Float[np.ndarray, "targets weights"]
+    objective: dict[str, Any]
+    bound: Bound | None
+    reason: str = ""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -62,6 +88,8 @@ class InContextProgram:
     limit : float or None
         A proven bound of every weight, for all prompts within the limits x and y, whatever their eigenvalues. None
         without a safeguard.
+    fit : StoredFit or None
+        The inputs of a fit and its weights, with a bound for them. An estimator saves it with the program.
     depth : int
         The number of attention layers that are applied, repeats counted.
 
@@ -80,6 +108,7 @@ class InContextProgram:
     algorithm: str
     bound: Bound | None = None
     limit: float | None = None
+    fit: StoredFit | None = None
 
     def __call__(self, *inputs: Any, outside: str = "raise") -> Float[np.ndarray, "batch ..."]:
         """Run the reference on a batch of inputs.
@@ -146,11 +175,11 @@ class InContextProgram:
         >>> len(program.layers) >= program.depth
         True
         """
-        return self.program.layers
+        return self.program.unrolled_layers
 
     @property
     def memory(self) -> tuple[Layer, ...]:
-        """The layers of the memory.
+        """The layers of the memory, all turns of repeated ones included.
 
         Examples
         --------
@@ -159,7 +188,7 @@ class InContextProgram:
         >>> program.memory == program.program.memory
         True
         """
-        return self.program.memory
+        return self.program.unrolled_memory
 
     @property
     def input_shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -254,7 +283,7 @@ class InContextProgram:
         export_layers(self.program, path, metadata={"attnc.algorithm": self.algorithm, "attnc.format": FORMAT})
 
     def save(self, path: PathLike) -> None:
-        """Write the program as a folder: config.json, model.safetensors, certificate.json and a card.
+        """Write the program as a folder: config.json, model.safetensors, certificate.json, a card, and the fit.
 
         Parameters
         ----------
@@ -270,10 +299,11 @@ class InContextProgram:
         ...     attnc.incontext.load(f"{folder}/ridge").depth == program.depth
         True
         """
-        structure, tensors = encode(self.program, repeated=True)
+        structure, tensors = encode(self.program)
+        tensors, same = stored_once(tensors)
         weights = pack_tensors(tensors)
         limits = self.domain.as_json()
-        config = {"format": FORMAT, "algorithm": self.algorithm, "domain": limits, "program": structure}
+        config = {"format": FORMAT, "algorithm": self.algorithm, "domain": limits, "program": structure, "same": same}
         certificate = {
             "format": FORMAT,
             "weights_sha256": hashlib.sha256(weights).hexdigest(),
@@ -281,21 +311,25 @@ class InContextProgram:
             "domain": limits,
             "dtype": self.program.dtype.name,
             "bound": _finite(self.bound.value) if self.bound is not None else None,
-            "terms": [
-                {"name": term.name, "value": _finite(term.value), "reason": term.reason}
-                for term in (self.bound.terms if self.bound is not None else ())
-            ],
+            "terms": _as_json(self.bound) if self.bound is not None else [],
             "limit": self.limit,
             "method": "theorem",
             "assumptions": ["the prompt is in the domain", "the derivation in docs/incontext.md"],
         }
-        files = {
-            CONFIG: json_bytes(config, CONFIG),
-            WEIGHTS: weights,
-            CERTIFICATE: json_lines(certificate, CERTIFICATE),
-            CARD: utf8(self._card(), CARD),
-        }
+        files = {CONFIG: json_bytes(config, CONFIG), WEIGHTS: weights, CARD: utf8(self._card(), CARD)}
+        if self.fit is not None:
+            given = {f"input{i}": values for i, values in enumerate(self.fit.inputs)}
+            files[FIT] = pack_tensors(given | {"weights": self.fit.weights})
+            certificate["fit"] = {"sha256": hashlib.sha256(files[FIT]).hexdigest(), **self._claim(self.fit)}
+        files[CERTIFICATE] = json_lines(certificate, CERTIFICATE)
         write_whole(path, files, IN_CONTEXT)
+
+    @staticmethod
+    def _claim(fit: StoredFit) -> dict[str, Any]:
+        """Return what the certificate states about a fit."""
+        if fit.bound is None:
+            return {"reason": fit.reason}
+        return {**fit.objective, "bound": fit.bound.value, "terms": _as_json(fit.bound)}
 
     def _split(self, states: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray | None]:
         """Return the prompt and the first weights among the inputs of one point."""
@@ -319,18 +353,21 @@ class InContextProgram:
         return f"weights = program(np.zeros((1, {self.input_shapes[0][0]})), prompt[None])[0]\n" if is_plain else ""
 
     def _card(self) -> str:
-        bound = "None is proven."
+        bound = "None is proven for every prompt in the domain."
         if self.bound is not None and math.isfinite(self.bound.value):
             bound = (
                 f"|weights − optimum|₂ ≤ {self.bound.value:.3g} for every prompt in the domain. It rests on a theorem, "
             )
             bound += "which `attnc verify` does not prove again."
+        if self.fit is not None and self.fit.bound is not None:
+            bound += f" For the stored prompt it is {self.fit.bound.value:.3g}, and `attnc verify` proves that again."
         limits = {key: value for key, value in self.domain.as_json().items() if isinstance(value, float)}
+        tensors, _ = stored_once(encode(self.program)[1])
         lines = [
             f"# {self.algorithm} in context",
             "Affine maps and softmax attention that run an algorithm on their prompt. attnc constructed their weights.",
             f"- **Attention layers applied:** {self.depth:,}",
-            f"- **Stored numbers:** {sum(tensor.size for tensor in encode(self.program, repeated=True)[1].values()):,}",
+            f"- **Stored numbers:** {sum(tensor.size for tensor in tensors.values()):,}",
             f"- **Prompt:** at most {self.domain.prompt.rows} rows of {self.domain.prompt.features} features",
             *(f"- **{key}:** {value:.6g}" for key, value in limits.items()),
             f"- **Bound:** {bound}",
@@ -380,15 +417,36 @@ def load(path: PathLike) -> InContextProgram:
     require_format(config.get("format"), FORMAT, f"cannot load {folder!r}: its {CONFIG}")
     if set(config) != KEYS or not isinstance(config["algorithm"], str):
         raise FileError(f"{folder!r}: {CONFIG} has other keys than {', '.join(sorted(KEYS))}")
-    expected = layout(config["program"], repeated=True)
-    tensors, digest = read_tensors(os.path.join(folder, WEIGHTS), expected, MAX_TENSOR_BYTES)
+    expected = layout(config["program"])
+    same = require_same(config["same"], expected)
+    stored = {name: entry for name, entry in expected.items() if name not in same}
+    tensors, digest = read_tensors(os.path.join(folder, WEIGHTS), stored, MAX_TENSOR_BYTES)
+    tensors |= {name: tensors[earlier] for name, earlier in same.items()}
     if certificate.get("weights_sha256") != digest or certificate.get("domain") != config["domain"]:
         raise FileError(f"{folder!r}: the certificate belongs to other weights or to another domain. Save it again.")
-    program, domain = decode(config["program"], tensors, repeated=True), Domain.from_json(config["domain"])
+    program, domain = decode(config["program"], tensors), Domain.from_json(config["domain"])
     limit = certificate.get("limit")
     if limit is not None and not (isinstance(limit, float) and limit > 0):
         raise FileError(f"{folder!r}: {CERTIFICATE} states the limit {limit!r:.40}, which is no positive number")
-    return InContextProgram(program, domain, config["algorithm"], _bound(certificate, folder), limit)
+    fit = _fit(folder, certificate["fit"], program, domain) if "fit" in certificate else None
+    return InContextProgram(program, domain, config["algorithm"], _bound(certificate, folder), limit, fit)
+
+
+def _fit(folder: str, stated: Any, program: Program, domain: Domain) -> StoredFit:
+    """Return the fit that a folder holds."""
+    number = np.dtype(np.float64)
+    expected: Layout = {f"input{i}": (number, shape) for i, shape in enumerate(program.input_shapes)}
+    weights = (domain.prompt.targets, domain.prompt.num_weights)
+    tensors, digest = read_tensors(
+        os.path.join(folder, FIT), {**expected, "weights": (number, weights)}, MAX_TENSOR_BYTES
+    )
+    if not isinstance(stated, dict) or stated.get("sha256") != digest:
+        raise FileError(f"{folder!r}: the certificate belongs to another {FIT}. Save the program again.")
+    inputs, found = tuple(tensors[name] for name in expected), tensors["weights"]
+    if "bound" not in stated:
+        return StoredFit(inputs, found, {}, None, str(stated.get("reason")))
+    objective = {key: value for key, value in stated.items() if key not in ("sha256", "bound", "terms")}
+    return StoredFit(inputs, found, objective, _bound(stated, folder))
 
 
 def _bound(certificate: dict[str, Any], folder: str) -> Bound | None:
@@ -405,6 +463,10 @@ def _bound(certificate: dict[str, Any], folder: str) -> Bound | None:
     if not terms or not all(term.value >= 0 for term in terms):
         raise FileError(f"{folder!r}: {CERTIFICATE} states a bound without terms, or a negative one")
     return Bound(terms)
+
+
+def _as_json(bound: Bound) -> list[dict[str, Any]]:
+    return [{"name": term.name, "value": _finite(term.value), "reason": term.reason} for term in bound.terms]
 
 
 def _finite(value: float) -> float | None:

@@ -119,9 +119,9 @@ def attention_map(
     program: Program, inputs: Sequence[np.ndarray], layer_name: str, heads: Sequence[int] | None = None
 ) -> Float[np.ndarray, "heads queries keys"]:
     """Return the attention of chosen heads, or of all heads, in one layer of the main stream on one prompt."""
-    at = next((i for i, layer in enumerate(program.layers) if layer.name == layer_name), None)
-    if at is None or not isinstance(program.layers[at], Attention):
-        names = [layer.name for layer in program.layers if isinstance(layer, Attention)]
+    at = next((i for i, layer in enumerate(program.unrolled_layers) if layer.name == layer_name), None)
+    if at is None or not isinstance(program.unrolled_layers[at], Attention):
+        names = [layer.name for layer in program.unrolled_layers if isinstance(layer, Attention)]
         raise InputError(f"the attention layers are {', '.join(names[:6])} … {names[-1]}, found {layer_name!r}")
     shape = streams(program)[1].steps[at].after
     patterns: dict[str, np.ndarray] = {}
@@ -132,7 +132,7 @@ def attention_map(
         return array
 
     evaluate(
-        replace(program, layers=program.layers[: at + 1], output_shape=shape),
+        replace(program, layers=program.unrolled_layers[: at + 1], output_shape=shape),
         tuple(np.asarray(given)[None] for given in inputs),
         keep,
     )

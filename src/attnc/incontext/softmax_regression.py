@@ -25,6 +25,7 @@ from attnc.incontext.prompt import LOG_WEIGHT, ONE, PRESENT, SINK
 from attnc.ir.building import AffineBuilder, Attending, reading
 from attnc.ir.layers import Affine, Attention, Head, Layer, Mask
 from attnc.ir.program import Program
+from attnc.ir.repeats import rolled
 from attnc.ir.spec import check
 from attnc.numerics.arrays import Int
 from attnc.numerics.bound import Bound
@@ -129,11 +130,11 @@ class _ClassesBuilder:
             layers.append(replace(read, name="predict"))
             asked, outputs = model.places["query"], {name: name for name in self.of_classes("probability")}
             answer = reading("answer", self.tokens, self.channels, asked, outputs, self.dtype)
-            return check(Program((*layers, answer), (shape,), (prompt.queries, model.classes)))
+            return check(Program(rolled([*layers, answer]), (shape,), (prompt.queries, model.classes)))
         read_off = model.places[model.schedule.iterate]
         outputs = {f"w.{c}": f"vector.{c}" for c in prompt.weight_names}
         answer = reading("answer", self.tokens, self.channels, read_off, outputs, self.dtype)
-        return check(Program((*layers, answer), (shape,), (model.classes, prompt.num_weights)))
+        return check(Program(rolled([*layers, answer]), (shape,), (model.classes, prompt.num_weights)))
 
     def _place(self) -> Affine:
         prompt, places = self.model.prompt, self.model.places

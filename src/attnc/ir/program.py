@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from attnc.errors import InputError
 from attnc.ir.layers import Affine, Attention, Layer
+from attnc.ir.repeats import Part, unrolled
 from attnc.numerics.arrays import Float
 from attnc.numerics.quiet import quiet
 
@@ -23,8 +25,9 @@ class Program:
 
     Parameters
     ----------
-    layers : tuple of Affine, Attention or Softmax
-        The layers of the main stream. The last state, row by row, is reshaped to `output_shape`.
+    layers : tuple of Affine, Attention, Softmax or Repeat
+        The layers of the main stream. A `Repeat` has the layers of one turn and the number of turns. The last state,
+        row by row, is reshaped to `output_shape`.
     input_shapes : tuple of one or two shapes
         An input of shape (batch, d) enters as one token of width d, one of shape (batch, n, d) as n tokens.
     output_shape : tuple of int
@@ -37,12 +40,14 @@ class Program:
     ----------
     dtype : numpy.dtype
         float64 or float32, the dtype of all weights.
+    unrolled_layers, unrolled_memory, all_layers : tuple of Affine, Attention or Softmax
+        The layers of the main stream, of the memory, and of both, with all turns of repeats written out.
     num_parameters : int
-        Stored non-zeros.
+        Stored non-zeros. Those of a repeat are stored once.
     num_anchors : int
         The number of keys per query, summed over heads and layers.
     num_heads, num_attention_layers : int
-        Counts over both streams.
+        Counts over both streams, repeats counted.
 
     Examples
     --------
@@ -54,10 +59,10 @@ class Program:
     np.True_
     """
 
-    layers: tuple[Layer, ...]
+    layers: tuple[Part, ...]
     input_shapes: tuple[tuple[int, ...], ...]
     output_shape: tuple[int, ...]
-    memory: tuple[Layer, ...] = ()
+    memory: tuple[Part, ...] = ()
 
     def __call__(self, *inputs: Float[np.ndarray, "batch ..."]) -> Float[np.ndarray, "batch ..."]:
         """Run the reference on a batch."""
@@ -76,9 +81,36 @@ class Program:
 
         return describe(self)
 
+    @cached_property
+    def unrolled_layers(self) -> tuple[Layer, ...]:
+        """The layers of the main stream, with all turns of repeats written out.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> model = attnc.incontext.Ridge(method="plain").fit([[0.0, 0.0], [1.0, 2.0], [2.0, 1.0]], [1.0, 3.0, 5.0])
+        >>> program = model.program_.program
+        >>> [type(part).__name__ for part in program.layers], len(program.unrolled_layers) == 2 + 2 * model.n_iter_
+        (['Affine', 'Repeat', 'Affine'], True)
+        """
+        return unrolled(self.layers)
+
+    @cached_property
+    def unrolled_memory(self) -> tuple[Layer, ...]:
+        """The layers of the memory, with all turns of repeats written out.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> program = attnc.compile("x**2", {"x": (0, 1)}, 0.1).program
+        >>> program.unrolled_memory == program.memory
+        True
+        """
+        return unrolled(self.memory)
+
     @property
     def all_layers(self) -> tuple[Layer, ...]:
-        """The layers of the memory, and then those of the network.
+        """The layers of the memory, and then those of the main stream, with all turns of repeats written out.
 
         Examples
         --------
@@ -87,7 +119,7 @@ class Program:
         >>> program.all_layers == program.memory + program.layers
         True
         """
-        return self.memory + self.layers
+        return self.unrolled_memory + self.unrolled_layers
 
     @property
     def starts(self) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -122,7 +154,7 @@ class Program:
 
     @property
     def num_parameters(self) -> int:
-        """The number of stored non-zeros.
+        """The number of stored non-zeros. Those of a repeat are stored once.
 
         Examples
         --------
@@ -131,7 +163,7 @@ class Program:
         >>> program.num_parameters == sum(layer.num_parameters for layer in program.all_layers)
         True
         """
-        return sum(layer.num_parameters for layer in self.all_layers)
+        return sum(part.num_parameters for part in self.memory + self.layers)
 
     @property
     def num_heads(self) -> int:
@@ -147,7 +179,7 @@ class Program:
 
     @property
     def num_attention_layers(self) -> int:
-        """The number of attention layers.
+        """The number of attention layers, repeats counted.
 
         Examples
         --------
@@ -194,8 +226,8 @@ class Program:
         with quiet():  # a weight that overflows is not finite, and `ir.spec` refuses it
             return replace(
                 self,
-                layers=tuple(layer.astype(dtype) for layer in self.layers),
-                memory=tuple(layer.astype(dtype) for layer in self.memory),
+                layers=tuple(part.astype(dtype) for part in self.layers),
+                memory=tuple(part.astype(dtype) for part in self.memory),
             )
 
     def as_tokens(self, inputs: tuple[np.ndarray, ...]) -> list[np.ndarray]:

@@ -1,84 +1,200 @@
-"""Runs of equal layers, found in a program so that files and exports store them once.
+"""Layers that repeat: a program stores those of one turn, and the number of turns.
 
-A program that takes T equal steps has T times the same layers. They share their arrays, and differ in the number at the
-end of their names. Steps whose lengths vary, as Chebyshev's do, have affine maps with the same places and other values.
-`repeats` finds such runs. A run is a `Repeat`: the layers of one turn, the number of turns, and the values that vary.
+A program that takes T equal steps has T times the same layers, which differ in the number at the end of their names.
+Steps whose lengths vary, as Chebyshev's do, have affine maps with the same places and some other values. A `Repeat`
+holds the layers of the first turn, the number of turns, and the values that vary. Builders write all layers down, with
+shared arrays, and `rolled` makes repeats of them.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
 from attnc.ir.layers import Affine, Attention, Layer
 from attnc.ir.sparse import Sparse
-from attnc.numerics.arrays import Float
+from attnc.numerics.arrays import Float, Int
 
 MAX_PERIOD = 8
-"""Maximum number of layers of a turn. The longest turns that are built have four."""
+"""Maximum number of layers of a turn that `rolled` finds. The longest turns that are built have six."""
 FEWEST_TURNS = 3
-"""Minimum number of turns of a run. Two turns are stored as plainly as they are written."""
+"""Minimum number of turns that `rolled` makes a repeat of. Two turns are stored as plainly as they are written."""
 NUMBERED = re.compile(r"(.*?)([1-9]\d{0,8}|0)")
 """A name with a number at its end. The number of a turn is one more than that of the turn before."""
 PARTS = ("weight", "constant")
 
-Affines = tuple[Affine, ...]
-Arrays = TypeVar("Arrays")
+
+@dataclass(frozen=True, eq=False)
+class Varying:
+    """The stored entries of an affine map that differ from turn to turn.
+
+    Attributes
+    ----------
+    entries : array of shape (varied,)
+        Their places among the stored entries of the map, ascending.
+    values : array of shape (count, varied)
+        Their values in every turn.
+
+    Examples
+    --------
+    >>> import attnc
+    >>> model = attnc.incontext.Ridge(method="plain").fit([[0.0, 0.0], [1.0, 2.0], [2.0, 1.0]], [1.0, 3.0, 5.0])
+    >>> (repeat,) = [layer for layer in model.program_.program.layers if isinstance(layer, attnc.Repeat)]
+    >>> repeat.varying  # plain steps have one length
+    {}
+    """
+
+    entries: Int[np.ndarray, " varied"]
+    values: Float[np.ndarray, "count varied"]
 
 
 @dataclass(frozen=True, eq=False)
 class Repeat:
-    """`times` turns of the layers `body`, the first turn. `varying` has the values that differ from turn to turn.
+    """Layers that are applied several times, one turn after the other.
 
-    Its keys are the place of an affine map in the body and "weight" or "constant". Its values have one row per turn.
+    Parameters
+    ----------
+    layers : tuple of Affine, Attention or Softmax
+        The layers of the first turn. Their names end with numbers, which grow by one from turn to turn.
+    count : int
+        The number of turns.
+    varying : mapping of (int, str) to Varying
+        The values that differ between turns, by the place of an affine map in `layers` and "weight" or "constant".
+
+    Attributes
+    ----------
+    unrolled : tuple of layers
+        All layers of all turns, in order. Turns share every array that does not vary.
+    num_parameters : int
+        Stored non-zeros.
+
+    Examples
+    --------
+    >>> import attnc
+    >>> model = attnc.incontext.Ridge(method="plain").fit([[0.0, 0.0], [1.0, 2.0], [2.0, 1.0]], [1.0, 3.0, 5.0])
+    >>> (repeat,) = [layer for layer in model.program_.program.layers if isinstance(layer, attnc.Repeat)]
+    >>> [layer.name for layer in repeat.layers], repeat.count == model.n_iter_
+    (['gradient1', 'update1'], True)
     """
 
-    body: tuple[Layer, ...]
-    times: int
-    varying: dict[tuple[int, str], Float[np.ndarray, "times entries"]]
+    layers: tuple[Layer, ...]
+    count: int
+    varying: Mapping[tuple[int, str], Varying] = field(default_factory=dict)
+
+    @cached_property
+    def unrolled(self) -> tuple[Layer, ...]:
+        """All layers of all turns, in order. Turns share every array that does not vary.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> repeat = attnc.Repeat((attnc.Softmax("soft1", ("a", "b")),), 3)
+        >>> [layer.name for layer in repeat.unrolled]
+        ['soft1', 'soft2', 'soft3']
+        """
+        known: dict[tuple[int, str, bytes], Sparse] = {}
+        return tuple(layer for turn in range(self.count) for layer in self._turn(turn, known))
+
+    def _turn(self, number: int, known: dict[tuple[int, str, bytes], Sparse]) -> Iterator[Layer]:
+        """Return the layers of one turn, from 0. Turns with the same values share them."""
+        for place, first in enumerate(self.layers):
+            layer = replace(first, name=later_name(first.name, number)) if number else first
+            for part in PARTS if isinstance(layer, Affine) else ():
+                if (place, part) in self.varying:
+                    differ = self.varying[place, part]
+                    key = (place, part, differ.values[number].tobytes())
+                    if key not in known:
+                        sparse: Sparse = getattr(layer, part)
+                        values = sparse.values.copy()
+                        values[differ.entries] = differ.values[number]
+                        known[key] = replace(sparse, values=values)
+                    layer = replace(layer, **{part: known[key]})  # type: ignore[arg-type]
+            yield layer
 
     @property
-    def layers(self) -> tuple[Layer, ...]:
-        """All layers of all turns, in order. Turns share every array that does not vary."""
-        return tuple(layer for turn in range(self.times) for layer in self.turn(turn))
+    def num_parameters(self) -> int:
+        """The number of stored non-zeros: those of one turn, and the values that vary.
 
-    def turn(self, number: int) -> Iterator[Layer]:
-        """Return the layers of one turn, from 0."""
-        for place, layer in enumerate(self.body):
-            varied = {
-                part: replace(getattr(layer, part), values=self.varying[place, part][number])
-                for part in PARTS
-                if (place, part) in self.varying
-            }
-            yield replace(layer, name=later_name(layer.name, number), **varied) if number else layer
+        Examples
+        --------
+        >>> import attnc
+        >>> attnc.Repeat((attnc.Softmax("soft1", ("a", "b")),), 3).num_parameters
+        0
+        """
+        varied = sum(int(np.count_nonzero(differ.values)) for differ in self.varying.values())
+        return sum(layer.num_parameters for layer in self.layers) + varied
+
+    def astype(self, dtype: str) -> Repeat:
+        """Return the repeat with every number rounded to a dtype.
+
+        Parameters
+        ----------
+        dtype : str
+            "float64" or "float32".
+
+        Returns
+        -------
+        Repeat
+            A new repeat.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> attnc.Repeat((attnc.Softmax("soft1", ("a", "b")),), 3).astype("float32").count
+        3
+        """
+        varying = {key: replace(differ, values=differ.values.astype(dtype)) for key, differ in self.varying.items()}
+        return Repeat(tuple(layer.astype(dtype) for layer in self.layers), self.count, varying)
 
 
-def repeats(layers: Sequence[Layer]) -> list[Repeat]:
-    """Return the layers as runs, in order. Layers that do not repeat make runs of one turn, as long as possible."""
+Part = Layer | Repeat
+"""An entry of a program: a layer, or layers that repeat."""
+
+
+def unrolled(parts: Sequence[Part]) -> tuple[Layer, ...]:
+    """Return the layers with all turns written out."""
+    return tuple(each for part in parts for each in (part.unrolled if isinstance(part, Repeat) else (part,)))
+
+
+def runs(parts: Sequence[Part]) -> list[Repeat]:
+    """Return the same layers as repeats alone. Neighbours that do not repeat make one of a single turn."""
     found: list[Repeat] = []
     plain: list[Layer] = []
-    at = 0
-    while at < len(layers):
-        period, times = _longest_run(layers, at)
-        if times < FEWEST_TURNS:
-            plain.append(layers[at])
-            at += 1
+    for part in parts:
+        if not isinstance(part, Repeat):
+            plain.append(part)
             continue
         if plain:
-            found.append(Repeat(tuple(plain), 1, {}))
+            found.append(Repeat(tuple(plain), 1))
             plain = []
-        turns = [layers[at + k * period : at + (k + 1) * period] for k in range(times)]
-        found.append(Repeat(tuple(turns[0]), times, _varying(turns)))
-        at += period * times
-    return [*found, Repeat(tuple(plain), 1, {})] if plain else found
+        found.append(part)
+    return [*found, Repeat(tuple(plain), 1)] if plain else found
+
+
+def rolled(layers: Sequence[Layer]) -> tuple[Part, ...]:
+    """Return the layers with a `Repeat` for every run of turns that share their arrays."""
+    found: list[Part] = []
+    at = 0
+    while at < len(layers):
+        period, count = _longest_run(layers, at)
+        if count < FEWEST_TURNS:
+            found.append(layers[at])
+            at += 1
+            continue
+        turns = [layers[at + k * period : at + (k + 1) * period] for k in range(count)]
+        found.append(Repeat(tuple(turns[0]), count, _varying(turns)))
+        at += period * count
+    return tuple(found)
 
 
 def later_name(name: str, turns: int) -> str:
     """Return the name of a layer some turns later: its number grows by one with every turn."""
+    if not turns:
+        return name
     numbered = NUMBERED.fullmatch(name)
     if numbered is None:
         raise ValueError(f"a repeated layer has a number at the end of its name, found {name!r}")
@@ -117,19 +233,25 @@ def _is_later(first: Layer, layer: Layer, turns: int) -> bool:
 
 
 def _same_places(one: Sparse, other: Sparse) -> bool:
+    if one is other:
+        return True
     return one.shape == other.shape and (one.index is other.index or np.array_equal(one.index, other.index))
 
 
-def _varying(turns: Sequence[Sequence[Layer]]) -> dict[tuple[int, str], np.ndarray]:
+def _varying(turns: Sequence[Sequence[Layer]]) -> dict[tuple[int, str], Varying]:
     found = {}
     for place, layer in enumerate(turns[0]):
         for part in PARTS if isinstance(layer, Affine) else ():
             values = [getattr(turn[place], part).values for turn in turns]
-            if any(other is not values[0] and not _same_bits(values[0], other) for other in values[1:]):
-                found[place, part] = np.stack(values)
+            differs = np.zeros(len(values[0]), bool)
+            for other in {id(each): each for each in values[1:] if each is not values[0]}.values():
+                differs |= _bits(values[0]) != _bits(other)
+            entries = np.flatnonzero(differs).astype(np.int32)
+            if len(entries):
+                found[place, part] = Varying(entries, np.stack([each[entries] for each in values]))
     return found
 
 
-def _same_bits(one: np.ndarray, other: np.ndarray) -> bool:
-    """Return whether two arrays of one shape and dtype hold the same bits. A zero and a negative zero differ."""
-    return one.tobytes() == other.tobytes()
+def _bits(values: np.ndarray) -> np.ndarray:
+    """Return the numbers as bits. A zero and a negative zero differ."""
+    return values.view(f"i{values.itemsize}")

@@ -79,8 +79,8 @@ class Stream:
 def streams(program: Program) -> tuple[Stream, Stream]:
     """Return the stream of the memory and the main stream."""
     main, second = program.starts
-    memory = Stream.of(program.memory, second, None)
-    return memory, Stream.of(program.layers, main, memory)
+    memory = Stream.of(program.unrolled_memory, second, None)
+    return memory, Stream.of(program.unrolled_layers, main, memory)
 
 
 def key_counts(program: Program) -> list[int]:

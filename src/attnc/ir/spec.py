@@ -10,6 +10,7 @@ import numpy as np
 from attnc.errors import ProgramError
 from attnc.ir.layers import EVERY_QUERY, Affine, Attention, Head, Layer
 from attnc.ir.program import Program
+from attnc.ir.repeats import NUMBERED, PARTS, Part, Repeat
 from attnc.ir.sparse import Sparse
 
 DTYPES = (np.dtype(np.float64), np.dtype(np.float32))
@@ -24,10 +25,11 @@ def check(program: Program) -> Program:
         raise ProgramError(f"inputs are one or two of shape (d,) or (n, d); found {program.input_shapes}")
     if min([0, *program.output_shape, *(size for shape in program.input_shapes for size in shape)]) < 0:
         raise ProgramError(f"sizes are ≥ 0; found inputs {program.input_shapes}, output {program.output_shape}")
-    for layer in program.all_layers:
-        if not isinstance(layer, Layer):
-            raise ProgramError(f"{type(layer).__name__} is not a layer: only Affine, Attention and Softmax are")
-    for layers in (program.memory, program.layers):
+    for part in (*program.memory, *program.layers):
+        for layer in _require_repeat(part) if isinstance(part, Repeat) else (part,):
+            if not isinstance(layer, Layer):
+                raise ProgramError(f"{type(layer).__name__} is not a layer: only Affine, Attention and Softmax are")
+    for layers in (program.unrolled_memory, program.unrolled_layers):
         names = [layer.name for layer in layers]
         if len(set(names)) < len(names) or not all(names):
             raise ProgramError(f"layers need distinct names; found {names}")
@@ -35,7 +37,7 @@ def check(program: Program) -> Program:
     if dtype not in DTYPES:
         raise ProgramError(f"weights are float64 or float32; found {dtype}")
     memory = _check_stream(program.memory, second, None, dtype)
-    if len(program.input_shapes) == 2 and not any(layer.cross for layer in program.layers):
+    if len(program.input_shapes) == 2 and not any(layer.cross for layer in program.unrolled_layers):
         raise ProgramError("the program takes a second input, but no layer looks at it (cross=True)")
     final = _check_stream(program.layers, main, memory, dtype)
     if math.prod(program.output_shape) != final[0] * final[1]:
@@ -43,14 +45,54 @@ def check(program: Program) -> Program:
     return program
 
 
-def _check_stream(layers: Sequence[Layer], shape: Shape, memory: Shape | None, dtype: np.dtype[np.floating]) -> Shape:
-    checked: dict[tuple[object, ...], Shape] = {}  # steps of a loop share their arrays, so one check is enough
+def _require_repeat(repeat: Repeat) -> tuple[Layer, ...]:
+    """Return the layers of the first turn if the other turns can be made from them."""
+    what = f"a repeat of {len(repeat.layers)} layers"
+    if not repeat.layers or repeat.count < 1:
+        raise ProgramError(f"{what}, {repeat.count} times, has no turn with a layer")
+    for layer in repeat.layers:
+        if isinstance(layer, Layer) and repeat.count > 1 and NUMBERED.fullmatch(layer.name) is None:
+            raise ProgramError(f"{what} has the name {layer.name!r} without a number at its end: turns would share it")
+    for (place, part), varying in repeat.varying.items():
+        varied = repeat.layers[place] if 0 <= place < len(repeat.layers) else None
+        if not isinstance(varied, Affine) or part not in PARTS:
+            raise ProgramError(f"{what} varies the {part} of layer {place}, which is no affine map")
+        entries, values, stored = varying.entries, varying.values, getattr(varied, part).values
+        is_ascending = (
+            entries.ndim == 1 and np.issubdtype(entries.dtype, np.signedinteger) and (np.diff(entries) > 0).all()
+        )
+        if not is_ascending or (len(entries) and not 0 <= entries[0] <= entries[-1] < len(stored)):
+            raise ProgramError(
+                f"layer {varied.name!r} varies entries that its {part} does not have, or one of them twice"
+            )
+        if (
+            values.shape != (repeat.count, len(entries))
+            or values.dtype != stored.dtype
+            or not np.isfinite(values).all()
+        ):
+            raise ProgramError(
+                f"layer {varied.name!r} varies {len(entries)} entries of its {part} over {repeat.count} turns, and has "
+                f"values of shape {values.shape} in {values.dtype}; they are finite and in {stored.dtype}"
+            )
+    return repeat.layers
+
+
+def _check_stream(parts: Sequence[Part], shape: Shape, memory: Shape | None, dtype: np.dtype[np.floating]) -> Shape:
+    """Return the shape of the state after the parts. The later turns of a repeat have the shapes of the first."""
+    for part in parts:
+        if not isinstance(part, Repeat):
+            shape = _check_layers([part], shape, memory, dtype)
+            continue
+        after = _check_layers(part.layers, shape, memory, dtype)
+        if part.count > 1 and after != shape:
+            raise ProgramError(f"a turn of {part.layers[0].name!r} takes a state of shape {shape} and returns {after}")
+        shape = after
+    return shape
+
+
+def _check_layers(layers: Sequence[Layer], shape: Shape, memory: Shape | None, dtype: np.dtype[np.floating]) -> Shape:
     for layer in layers:
-        parts = (layer.weight, layer.constant) if isinstance(layer, Affine) else (layer.heads,)
-        key = (type(layer), *map(id, parts), shape, layer.residual, layer.cross, len(layer.channels))
-        if key not in checked:
-            checked[key] = _check_layer(layer, shape, memory, dtype)
-        shape = checked[key]
+        shape = _check_layer(layer, shape, memory, dtype)
         _require(len(set(layer.channels)) == len(layer.channels), layer, "has two channels of one name")
     return shape
 

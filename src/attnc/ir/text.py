@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from attnc.ir.program import Program, token_shape
+from attnc.ir.repeats import Repeat
 from attnc.ir.shapes import PlacedLayer, streams
 
 CHANNELS_SHOWN = 8
@@ -26,18 +27,27 @@ Cells = tuple[str, ...]
 def layer_rows(program: Program) -> list[Row]:
     """Return the facts of every layer, the memory's first, as plain JSON values.
 
-    `keys`, `d_k`, `d_v` and `writes`, the channels that a head writes to, run over the heads.
+    Layers that repeat are described once, in their first turn, with the number of their `turns`. `keys`, `d_k`, `d_v`
+    and `writes`, the channels that a head writes to, run over the heads.
     """
-    named = zip(("memory", "main"), streams(program), strict=True)
-    return [_row(step, name) for name, stream in named for step in stream.steps]
+    rows = []
+    stored = (program.memory, program.layers)
+    for name, parts, stream in zip(("memory", "main"), stored, streams(program), strict=True):
+        at = 0
+        for part in parts:
+            turn, turns = (len(part.layers), part.count) if isinstance(part, Repeat) else (1, 1)
+            rows += [_row(step, name, turns) for step in stream.steps[at : at + turn]]
+            at += turn * turns
+    return rows
 
 
-def _row(step: PlacedLayer, stream: str) -> Row:
+def _row(step: PlacedLayer, stream: str, turns: int) -> Row:
     layer, heads = step.layer, step.layer.heads
     return {
         "name": layer.name,
         "stream": stream,
         "kind": type(layer).__name__.lower(),
+        "turns": turns,
         "tokens": int(step.after[0]),
         "width": int(step.after[1]),
         "parameters": int(layer.num_parameters),
@@ -54,7 +64,7 @@ def _row(step: PlacedLayer, stream: str) -> Row:
 
 
 def describe(program: Program) -> str:
-    """Return one line per layer, in columns: name, kind, state, parameters, particulars."""
+    """Return one line per layer, in columns: name, kind, state, parameters, particulars. `× T` stands for T turns."""
     sections: dict[str, list[Cells]] = {"memory": [], "main": []}
     for title, shape in zip(("main", "memory"), program.input_shapes, strict=False):
         sections[title].append(("input", str(shape), _state(*token_shape(shape)), "", ""))
@@ -70,7 +80,8 @@ def describe(program: Program) -> str:
 
 
 def _layer_cells(row: Row) -> Cells:
-    name, parameters = _clipped(row["name"]), _counted(row["parameters"], "non-zero")
+    turns = f" × {row['turns']:,}" if row["turns"] > 1 else ""
+    name, parameters = _clipped(row["name"]) + turns, _counted(row["parameters"], "non-zero")
     state = _state(row["tokens"], row["width"])
     if not row["heads"]:
         return (name, row["kind"], state, parameters, _channels(row["channels"]))

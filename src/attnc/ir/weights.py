@@ -51,6 +51,6 @@ def _mapped(program: Program, change: Callable[[str, np.ndarray], np.ndarray]) -
 
     return replace(
         program,
-        memory=tuple(changed(layer, MEMORY + layer.name) for layer in program.memory),
-        layers=tuple(changed(layer, layer.name) for layer in program.layers),
+        memory=tuple(changed(layer, MEMORY + layer.name) for layer in program.unrolled_memory),
+        layers=tuple(changed(layer, layer.name) for layer in program.unrolled_layers),
     )

@@ -74,7 +74,7 @@ def attention_figure(model: Any, *, layer: str | None = None, heads: Sequence[in
     A head that gives all its weight to sinks has a row of zeros.
     """
     program = model.program_.program
-    layer = layer or next(each.name for each in program.layers if each.heads)
+    layer = layer or next(each.name for each in program.unrolled_layers if each.heads)
     inputs = [model.start_, model.prompt_] if len(program.input_shapes) > 1 else [model.prompt_]
     maps = attention_map(program, inputs, layer, heads)
     rows = model.task_.prompt.rows

@@ -218,7 +218,7 @@ def stage_of(program: Program) -> tuple[OneStage, Roundings]:
 
 def _affine_map(program: Program) -> tuple[OneStage, Roundings]:
     """Return an affine map as a stage without heads."""
-    layer, dtype = program.layers[0], str(program.dtype)
+    layer, dtype = program.unrolled_layers[0], str(program.dtype)
     if len(program.all_layers) > 1 or not isinstance(layer, Affine):
         raise ProgramError("the network is not one affine map of the variables")
     weight = layer.weight.matrix(2).toarray().astype(np.float64)

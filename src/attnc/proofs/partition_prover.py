@@ -108,11 +108,11 @@ class _StoredKeys:
     @classmethod
     def of(cls, program: Program) -> _StoredKeys:
         """Raise ProgramError unless the program has one head whose keys are constants."""
-        found = [(n, layer) for n, layer in enumerate(program.layers) if isinstance(layer, Attention)]
+        found = [(n, layer) for n, layer in enumerate(program.unrolled_layers) if isinstance(layer, Attention)]
         if [len(layer.heads) for _, layer in found] != [1] or found[0][1].heads[0].mask is not None:
             raise ProgramError("a partition is one head without a mask")
         ((n, layer),) = found
-        stream = list(program.memory if layer.cross else program.layers)
+        stream = list(program.unrolled_memory if layer.cross else program.unrolled_layers)
         place = len(stream) - 1 if layer.cross else n - 1
         made = stream[place] if place >= 0 else None
         if not isinstance(made, Affine):
@@ -144,7 +144,9 @@ class _StoredKeys:
             reads.append(after.weight.index[:, 2])
         if np.concatenate(reads).max(initial=0) >= tokens:
             raise ProgramError("the query of a partition is one of its first tokens")
-        layers, memory = (program.layers, tuple(stream)) if layer.cross else (tuple(stream), program.memory)
+        layers, memory = (
+            (program.unrolled_layers, tuple(stream)) if layer.cross else (tuple(stream), program.unrolled_memory)
+        )
         return cls(table, largest, dataclasses.replace(program, layers=layers, memory=memory))
 
 

@@ -91,7 +91,7 @@ class AffineProver(Prover):
 
     def prove(self, program: Program, target: Target, request: ProofRequest) -> Proof:
         """Prove the map. Raise ProgramError if there is more than one map, or if the expression is not affine."""
-        layer, box, dtype, expression = program.layers[0], target.box, str(program.dtype), target.expression
+        layer, box, dtype, expression = program.unrolled_layers[0], target.box, str(program.dtype), target.expression
         is_one = len(program.all_layers) == 1 and program.input_shapes == ((box.d,),)
         if not is_one or not isinstance(layer, Affine) or expression is None:
             raise ProgramError("the program is not one affine map of the variables of an expression")

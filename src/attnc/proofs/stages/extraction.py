@@ -160,7 +160,7 @@ def stages_and_read_out(program: Program) -> tuple[tuple[ProgramStage, ...], Sta
 
     Raise ProgramError if the program has a memory, or two affine maps in a row.
     """
-    kinds = [isinstance(layer, Affine) for layer in program.layers]
+    kinds = [isinstance(layer, Affine) for layer in program.unrolled_layers]
     wanted = [number % 2 == 0 for number in range(len(kinds))]
     if program.memory or len(program.input_shapes) > 1 or kinds != wanted or not kinds[-1]:
         raise ProgramError(
@@ -197,7 +197,7 @@ def stage_chain(program: Program) -> tuple[ProgramStage, ...]:
 def only_stage(program: Program) -> ProgramStage:
     """Return the whole program as one stage. Raise ProgramError if it does not have exactly one attention layer."""
     kinds = [layer for layer in program.all_layers if not isinstance(layer, Affine)]
-    in_main = [layer for layer in program.layers if isinstance(layer, Attention)]
+    in_main = [layer for layer in program.unrolled_layers if isinstance(layer, Attention)]
     if len(kinds) != 1 or len(in_main) != 1:
         found = ", ".join(f"{layer.name!r} ({type(layer).__name__.lower()})" for layer in kinds) or "none"
         raise ProgramError(
