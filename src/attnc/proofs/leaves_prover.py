@@ -8,7 +8,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -108,13 +108,20 @@ class LeavesProver(Prover):
         engines, or in several variables far below eps. If only values of the target and a bound of its slopes are
         known, there are many leaves, and the search stops at eps.
         """
+        return self.prepared(program, target, request)(request)
+
+    def prepared(self, program: Program, target: Target, request: ProofRequest) -> Callable[[ProofRequest], Proof]:
+        """Return a function that proves this request, also for parts of its box: the kinds of leaves are chosen once.
+
+        Raise what `prove` raises.
+        """
         found, rounds = stages(program), roundings(program)
         by_local_models = _has_local_model(target, request.p)
         if by_local_models and len(found) != 1:
             raise ProgramError(f"the outputs are read from {len(found)} query tokens; these leaves prove only one")
         require_same_shapes(program, target)
         if not by_local_models:
-            return _by_selection(found, rounds, target, request)
+            return functools.partial(_by_selection, found, rounds, target)
         stage, outputs = found[0]
         whole = target.box if target.box.is_bounded else None
         rounding = StageRounding.of(stage, rounds[0], request.truncation, box=whole)
@@ -124,7 +131,7 @@ class LeavesProver(Prover):
         corners = np.array(list(itertools.product((0.0, 1.0), repeat=box.d)))
         at_points = rounding.at(box.lo + np.concatenate([places, corners]) * box.widths)
         rounding = dataclasses.replace(rounding, level=ROUNDING_TOLERANCE * float(at_points.max()))
-        return _StageTask(stage, rounding, _with_outputs(target, outputs), self.makers).prove(request)
+        return _StageTask(stage, rounding, _with_outputs(target, outputs), self.makers).prove
 
 
 def _has_local_model(target: Target, p: float) -> bool:
@@ -232,6 +239,7 @@ class _StageTask:
     rounding: StageRounding
     target: Target
     makers: tuple[KindMaker, ...] = ()
+    known: dict[tuple[str, float], tuple[_Way, ...]] = field(default_factory=dict)  # for proofs of several regions
 
     def prove(self, request: ProofRequest) -> Proof:
         p, eps, observed, d = request.p, request.eps, request.observed, self.target.box.d
@@ -245,7 +253,7 @@ class _StageTask:
         if p < math.inf:
             return self._prove_norm(max(goal, request.goal_in_norm(d)), request)
         task, tails, beyond = self._without_tails(goal)
-        ways = task._ways(goal)
+        ways = self._once("largest", goal, task._ways)
         best = None
         for number, way in enumerate(ways):
             with time_share(1 / (len(ways) - number)):
@@ -269,7 +277,8 @@ class _StageTask:
         p, level = request.p, PEAK * goal / math.prod(width ** (1 / request.p) for width in self.target.box.widths)
         if request.region is not None:  # the integral is shared by volume
             goal *= request.region.share(self.target.box.d) ** (1 / p)
-        box, way = self._graded_box(FAR_BELOW * goal, p), self._way_of_norm(level)
+        (way,) = self._once("norm", level, lambda at: (self._way_of_norm(at),))
+        box = self._graded_box(FAR_BELOW * goal, p)
         budget = dataclasses.replace(request, cells=self._most_norm_cells(request.cells))
         found = bound_integral(way.kinds, box, p, goal=goal, start_level=way.start_level, budget=budget)
         return proof_by_leaves(found, ledger=_with_jumps(self.target, found))
@@ -377,7 +386,13 @@ class _StageTask:
             return largest(exact), None
         return largest(found), Beyond(relative, reach)
 
-    def _ways(self, goal: float) -> list[_Way]:
+    def _once(self, name: str, goal: float, choose: Callable[[float], tuple[_Way, ...]]) -> tuple[_Way, ...]:
+        """Return the ways for a goal. They are chosen once, and do not depend on the region."""
+        if (name, goal) not in self.known:
+            self.known[name, goal] = choose(goal)
+        return self.known[name, goal]
+
+    def _ways(self, goal: float) -> tuple[_Way, ...]:
         """Return the ways to try, the best one first: Taylor leaves with mean values at kinks, or selection leaves."""
         degrees = None if self.target.interpolated is None else DEGREES
         order, level = choose_order(self._local, self.target.box, goal, orders=degrees)
@@ -385,9 +400,9 @@ class _StageTask:
         selects = all(self._selects(taylor, at) for at in (level + 1, level))  # Taylor leaves win on small cells first
         if self._num_keys <= FEW_KEYS:
             both = (selection, taylor) if selects else (taylor, selection)
-            return [_Way((*both, *self._at_kinks, *self._more), None if selects else level)]
+            return (_Way((*both, *self._at_kinks, *self._more), None if selects else level),)
         by_taylor = _Way((taylor, *self._at_kinks, *self._more), level)
-        return [_Way((selection, *self._more), None, selects=True), by_taylor] if selects else [by_taylor]
+        return (_Way((selection, *self._more), None, selects=True), by_taylor) if selects else (by_taylor,)
 
     def _way_of_norm(self, goal: float) -> _Way:
         """Return the kinds for an L_p norm. They are compared on cells of about the size that belongs to one key.

@@ -336,7 +336,7 @@ class _WeightErrors:
         return forms[:, -1] + (forms[:, :-1] * self.reach[self.pairs.boxes[self.pairs.row]]).sum(axis=1)
 
     def sums(self, terms: np.ndarray) -> Float[np.ndarray, " rows"]:
-        return np.bincount(self.pairs.row, terms, len(self.pairs.boxes))
+        return np.asarray(np.add.reduceat(terms, self.pairs.starts, dtype=np.float64))
 
     def _moved(self, terms: np.ndarray, average: np.ndarray) -> Float[np.ndarray, " rows"]:
         """Bound the distance of an average of terms from its value at the centre."""

@@ -308,5 +308,10 @@ def _monomials(space: Layout, z: np.ndarray) -> np.ndarray:
         return axes[0]
     result = np.empty((z.shape[1], space.count, z.shape[2]))
     for place, row in enumerate(space.exponents.tolist()):
-        result[:, place] = math.prod(axis[:, j] for axis, j in zip(axes, row, strict=True) if j)
+        first, *others = [axis[:, j] for axis, j in zip(axes, row, strict=True) if j] or [axes[0][:, 0]]
+        out = result[:, place]
+        if not others:
+            out[...] = first
+        for other in others:  # in place: copies of these arrays took a third of the time
+            first = np.multiply(first, other, out=out)
     return result
