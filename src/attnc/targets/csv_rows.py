@@ -25,6 +25,10 @@ from attnc.numerics.arrays import Float
 
 BLOCK_BYTES = 2**24
 """Bytes of a file that are parsed at once."""
+ARROW_BYTES, ARROW_BLOCK = 2**16, 2**20
+"""From this number of bytes on, pyarrow parses numbers if it is installed: to import it takes longer than to parse
+less. It divides them among its threads in blocks of the second size. Measured: 0.06 µs for a number of 20 digits, and
+0.32 µs by numpy."""
 MAX_LINE = 2**22
 """Most characters of a line: 100,000 columns of 40 characters."""
 MAX_ROWS = 10**8
@@ -77,7 +81,7 @@ def read_columns(
     if decimal not in (".", ","):
         raise InputError(f"decimal={decimal!r:.20}: expected '.' or ','")
     before = _state(file)
-    found = _Reading(name, wanted, decimal, skip_missing).read(_blocks(file, name))
+    found = _Reading(name, wanted, decimal, skip_missing).read(blocks_of_lines(file, name))
     if _state(file) != before:
         raise FileError(f"{name} changed while it was read; copy it first")
     return found
@@ -92,7 +96,7 @@ def _state(file: BinaryIO) -> tuple[int, int] | None:
     return (found.st_size, found.st_mtime_ns) if file.seekable() else None
 
 
-def _blocks(file: BinaryIO, name: str) -> Iterator[bytes]:
+def blocks_of_lines(file: BinaryIO, name: str) -> Iterator[bytes]:
     """Yield the bytes of a file in blocks of whole lines."""
     rest, is_first = b"", True
     while True:
@@ -172,7 +176,7 @@ class _Reading:
         """
         rest, named = next(blocks, b""), None
         while rest:
-            line, after = _first_line(rest)
+            line, after = first_line(rest)
             text = self._decoded(line)
             self._require_short(text)
             stated = text.strip().lstrip(COMMENT).strip()
@@ -188,7 +192,7 @@ class _Reading:
             else:
                 self.line += 1
                 while text.count('"') % 2 and after:  # a quoted name may hold line breaks
-                    line, after = _first_line(after)
+                    line, after = first_line(after)
                     text += self._decoded(line)
                     self.line += 1
             self.delimiter = delimiter_of(text, self.wanted)
@@ -210,35 +214,10 @@ class _Reading:
 
     def _plain(self, block: bytes) -> np.ndarray | None:
         """Return the wanted columns of a block that consists of numbers alone, or None."""
-        mark = self.delimiter.encode()
-        if block.translate(None, b"0123456789+-.eE\r\n" + mark + (b"," if self.decimal == "," else b"")):
-            return None
-        if self.decimal == ",":
-            if mark == b"," or b"." in block:
-                return None
-            block = block.replace(b",", b".")
-        text = block.replace(b"\r\n", b"\n") if b"\r" in block else block
-        if b"\r" in text:
-            return None
-        text = text if text.endswith(b"\n") else text + b"\n"
-        codes = np.frombuffer(text, np.uint8)
-        ends = np.flatnonzero((codes == 10) | (codes == mark[0]))
-        width = len(self.header)
-        if len(ends) % width or not ends[0] or not (np.diff(ends) > 1).all():
-            return None
-        is_end = (codes[ends] == 10).reshape(-1, width)
-        if not is_end[:, -1].all() or is_end[:, :-1].any():
-            return None
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            try:
-                numbers = np.fromstring(text.replace(b"\n", mark)[:-1], sep=self.delimiter)
-            except (ValueError, DeprecationWarning):
-                return None
-        if len(numbers) != len(ends) or not np.isfinite(numbers).all():
-            return None
-        self.is_first_row = False
-        return numbers.reshape(-1, width)[:, self.columns]
+        numbers = plain_numbers(block, self.delimiter, len(self.header), self.columns, self.decimal)
+        if numbers is not None:
+            self.is_first_row = False
+        return numbers
 
     def _add(self, numbers: np.ndarray, lines: Sequence[int] | None) -> None:
         if self.num_rows + len(numbers) > MAX_ROWS:
@@ -337,6 +316,74 @@ class _Reading:
             ) from None
 
 
+def plain_numbers(
+    block: bytes, delimiter: str, width: int, columns: Sequence[int], decimal: str = "."
+) -> Float[np.ndarray, "rows columns"] | None:
+    """Return columns of whole lines that consist of finite numbers alone, `width` in each line. Else return None."""
+    mark = delimiter.encode()
+    if block.translate(None, b"0123456789+-.eE\r\n" + mark + (b"," if decimal == "," else b"")):
+        return None
+    if decimal == ",":
+        if mark == b"," or b"." in block:
+            return None
+        block = block.replace(b",", b".")
+    text = block.replace(b"\r\n", b"\n") if b"\r" in block else block
+    if b"\r" in text or text[:1] == b"\n" or b"\n\n" in text:
+        return None
+    text = text if text.endswith(b"\n") else text + b"\n"
+    if text.count(mark) != text.count(b"\n") * (width - 1):
+        return None
+    numbers = _by_arrow(text, delimiter, width, columns) if len(text) >= ARROW_BYTES else None
+    if numbers is None:
+        numbers = _by_numpy(text, delimiter, width, columns)
+    return numbers if numbers is not None and np.isfinite(numbers).all() else None
+
+
+def _by_arrow(text: bytes, delimiter: str, width: int, columns: Sequence[int]) -> np.ndarray | None:
+    """Parse lines by pyarrow, which rounds correctly, too. Return None if it is not installed or refuses the lines."""
+    try:
+        import pyarrow
+        from pyarrow import csv as arrow_csv
+    except ImportError:
+        return None
+    names, number = [str(i) for i in range(width)], pyarrow.float64()
+    wanted = [names[i] for i in columns]
+    try:
+        table = arrow_csv.read_csv(
+            pyarrow.BufferReader(text),
+            read_options=arrow_csv.ReadOptions(column_names=names, block_size=ARROW_BLOCK),
+            parse_options=arrow_csv.ParseOptions(delimiter=delimiter, quote_char=False, ignore_empty_lines=False),
+            convert_options=arrow_csv.ConvertOptions(
+                column_types=dict.fromkeys(names, number),
+                include_columns=list(dict.fromkeys(wanted)),
+                null_values=[],
+            ),
+        )
+    except pyarrow.ArrowException:
+        return None
+    numbers = np.empty((table.num_rows, len(columns)))
+    for j, name in enumerate(wanted):
+        numbers[:, j] = table.column(name).to_numpy()
+    return numbers
+
+
+def _by_numpy(text: bytes, delimiter: str, width: int, columns: Sequence[int]) -> np.ndarray | None:
+    mark, codes = delimiter.encode(), np.frombuffer(text, np.uint8)
+    ends = np.flatnonzero((codes == 10) | (codes == mark[0]))
+    if len(ends) % width or not ends[0] or not (np.diff(ends) > 1).all():
+        return None
+    is_end = (codes[ends] == 10).reshape(-1, width)
+    if not is_end[:, -1].all() or is_end[:, :-1].any():
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        try:
+            numbers = np.fromstring(text.replace(b"\n", mark)[:-1], sep=delimiter)
+        except (ValueError, DeprecationWarning):
+            return None
+    return numbers.reshape(-1, width)[:, columns] if len(numbers) == len(ends) else None
+
+
 ROWS_AT_ONCE = 2**16
 """Rows that are collected before they become an array."""
 
@@ -348,7 +395,7 @@ def _cells(line: str, delimiter: str) -> list[str]:
         return []
 
 
-def _first_line(block: bytes) -> tuple[bytes, bytes]:
+def first_line(block: bytes) -> tuple[bytes, bytes]:
     """Return the first line with its end, and the rest."""
     end = block.find(b"\n") + 1 or block.find(b"\r") + 1 or len(block)
     return block[:end], block[end:]
