@@ -113,3 +113,17 @@ def test_a_damaged_chunk_and_a_foreign_codec_are_refused(tmp_path):
     described.write_text(json.dumps(json.loads(described.read_text()) | {"filters": [{"id": "pickle"}]}))
     with pytest.raises(attnc.FileError, match="have the codec 'pickle', which is not read here"):
         attnc.TableTarget.from_zarr(place, "x", "z")
+
+
+def test_a_chunk_that_changes_between_two_reads_is_refused(tmp_path, monkeypatch):
+    path = folder(tmp_path / "t.zarr", {"x": np.arange(40.0), "z": np.sin(np.arange(40.0))}, chunks=(10,))
+    fill = array_files._fill_from
+
+    def changing(array, out, shown):
+        fill(array, out, shown)
+        if "z" in str(array.store_path):
+            zarr.open_array(path / "z", mode="r+")[5] = 7.0
+
+    monkeypatch.setattr(array_files, "_fill_from", changing)
+    with pytest.raises(attnc.FileError, match="changed while it was read; copy it first"):
+        attnc.TableTarget.from_zarr(path, "x", "z")

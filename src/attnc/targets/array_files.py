@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Sequence
@@ -108,7 +109,26 @@ def zarr_table(
         raise FileError(f"{shown!r} is no folder of Zarr arrays")
     nodes = [_array(shown, name) for name in inputs]
     arrays = [_array(shown, name) for name in outputs]
-    for name, axis in zip(inputs, nodes, strict=True):
+    before = [_state(os.path.join(shown, name)) for name in (*inputs, *outputs)]
+    found = _read_zarr(shown, [*zip(inputs, nodes, strict=True)], [*zip(outputs, arrays, strict=True)], skip_missing)
+    if before != [_state(os.path.join(shown, name)) for name in (*inputs, *outputs)]:
+        raise FileError(f"{shown} changed while it was read; copy it first")
+    return found
+
+
+def _state(folder: str) -> list[tuple[str, int, int]]:
+    """Return the size and the time of the last change of all files of an array."""
+    files = (os.path.join(place, name) for place, _, names in os.walk(folder) for name in names)
+    with contextlib.suppress(OSError):
+        return sorted((file, state.st_size, state.st_mtime_ns) for file in files for state in [os.stat(file)])
+    return []
+
+
+def _read_zarr(
+    shown: str, inputs: Sequence[tuple[str, Any]], outputs: Sequence[tuple[str, Any]], skip_missing: bool
+) -> tuple[list[np.ndarray] | None, np.ndarray, tuple[str, ...]]:
+    nodes, arrays = [axis for _, axis in inputs], [array for _, array in outputs]
+    for name, axis in inputs:
         if axis.ndim != 1:
             raise InputError(f"{shown}: the input {name!r} has {axis.ndim} dimensions; a coordinate has one")
     sizes = tuple(axis.shape[0] for axis in nodes)
@@ -121,7 +141,7 @@ def zarr_table(
             _fill_from(array, rows[:, j], shown)
         is_missing = np.isnan(rows).any(axis=1) if skip_missing else np.zeros(0, bool)
         return None, rows[~is_missing] if is_missing.any() else rows, _left_out(int(is_missing.sum()))
-    for name, array in zip(outputs, arrays, strict=True):
+    for name, array in outputs:
         if array.shape != sizes:
             wanted = " × ".join(f"{size:,}" for size in sizes)
             found = " × ".join(f"{size:,}" for size in array.shape)

@@ -106,7 +106,7 @@ class TableTarget(Target):
         _require_finite(x, [f"column {name}" for name in columns], "points", label)
         _require_finite(f, [f"output {j}" for j in range(f.shape[1])], "values", label)
         for name, column in zip(columns, x.T, strict=True):
-            if column.min() == column.max():
+            if column[0] == column[-1] and column.min() == column.max():
                 raise InputError(
                     f"column {name} is {column[0]:g} in all {len(x):,} rows: nothing depends on it. Leave this column "
                     "out of the points."
@@ -116,9 +116,9 @@ class TableTarget(Target):
         if found is not None:
             self._set_grid(*found, columns, output_shape)
             return
-        order = _sorted_order(x)
-        x, f = x[order], f[order]
-        is_repeated = (x[1:] == x[:-1]).all(axis=1)
+        order, is_distinct = _sorted_order(x)
+        x, f = x.take(order, axis=0), f.take(order, axis=0)
+        is_repeated = np.zeros(0, bool) if is_distinct else (x[1:] == x[:-1]).all(axis=1)
         if is_repeated.any():
             f, remark = _merged(x, f, is_repeated, columns, lambda i: label(int(order[i])), duplicates, tolerance)
             self.remarks = () if remark is None else (remark,)
@@ -134,7 +134,7 @@ class TableTarget(Target):
             )
         self._points: Float[np.ndarray, "points d"] | None = x
         self.grid = None
-        self._set(f, columns, output_shape, x.min(axis=0).tolist(), x.max(axis=0).tolist())
+        self._set(f, columns, output_shape, [float(each.min()) for each in x.T], [float(each.max()) for each in x.T])
 
     @classmethod
     def from_grid(cls, nodes: Sequence[Any], values: Any, names: Sequence[str] | None = None) -> TableTarget:
@@ -576,14 +576,40 @@ def _as_grid(x: np.ndarray, f: np.ndarray) -> tuple[tuple[np.ndarray, ...], np.n
     return (tuple(nodes), values) if is_there.all() else None
 
 
-def _sorted_order(x: np.ndarray) -> np.ndarray:
-    """Return the order of the rows by the first column, then by the next. Equal rows keep their order."""
+def _sorted_order(x: np.ndarray) -> tuple[np.ndarray, bool]:
+    """Return the order of the rows by the first column, then by the next, and whether the first column has no number
+    twice. Equal rows keep their order."""
     if len(x) > SORT_AT_ONCE:
-        first = np.ascontiguousarray(x[:, 0])
-        order = np.argsort(first, kind="stable")
-        if (np.diff(first[order]) > 0).all():
-            return order
-    return np.lexsort(x.T[::-1])
+        order = _packed_order(np.ascontiguousarray(x[:, 0]))
+        first = x[:, 0].take(order)
+        if (first[1:] > first[:-1]).all():
+            return order, True
+    return np.lexsort(x.T[::-1]), False
+
+
+def _packed_order(numbers: Float[np.ndarray, " rows"]) -> np.ndarray:
+    """Return the order of numbers. Each is rounded down to a whole number, and sorted together with its row.
+
+    Integers of 64 bits that hold both are sorted in a third of the time that indices take. Numbers that are rounded to
+    the same whole number are then put in order.
+    """
+    bits = len(numbers).bit_length()
+    lo, hi = float(numbers.min()), float(numbers.max())
+    scale = (2.0 ** (62 - bits)) / (hi - lo) if hi > lo else 0.0
+    if not 0 < scale < math.inf:
+        return np.argsort(numbers, kind="stable")
+    packed = ((numbers - lo) * scale).astype(np.int64)
+    packed <<= bits
+    packed |= np.arange(len(numbers))
+    packed.sort()
+    order = packed & ((1 << bits) - 1)
+    packed >>= bits
+    same = packed[1:] == packed[:-1]
+    if same.any():
+        places = np.flatnonzero(np.concatenate([same, [False]]) | np.concatenate([[False], same]))
+        rows = order[places]
+        order[places] = rows[np.lexsort((rows, numbers[rows], packed[places]))]
+    return order
 
 
 def _merged(
@@ -639,6 +665,9 @@ def _names(given: Sequence[str] | None, d: int) -> tuple[str, ...]:
 
 
 def _require_finite(array: np.ndarray, columns: list[str], what: str, label: Callable[[int], str]) -> None:
+    with np.errstate(over="ignore", invalid="ignore"):
+        if np.isfinite(array.sum()):  # a sum of finite numbers may overflow, and others make no finite sum
+            return
     bad = ~np.isfinite(array)
     if bad.any():
         row, column = np.argwhere(bad)[0]

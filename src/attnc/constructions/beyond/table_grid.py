@@ -203,7 +203,7 @@ class GridTableSearch(TableSearch):
             weights = [line.weights_at(place) for line, place in zip(lines, places, strict=True)]
             if len(weights) == 1:
                 return np.asarray(weights[0] @ values)
-            return contracted([unpacked(W) for W in weights], values)
+            return contracted([np.ascontiguousarray(unpacked(W).T) for W in weights], values)
 
         named = [*zip(self.table.box.names, lines, strict=True)]
         return self.fit(

@@ -33,7 +33,7 @@ from attnc.constructions.fitting.stored_head import StoredHead, stored
 from attnc.constructions.fitting.table_fit import NO_ROWS, TABLE_SHARE, TableFit, TableSearch, table_construction
 from attnc.ir.soft_head import SoftHead
 from attnc.numerics.arrays import Float, Int
-from attnc.numerics.contraction import contracted
+from attnc.numerics.contraction import ROWS_AT_ONCE, contracted, largest_of_rows, softmax_of_rows
 from attnc.numerics.limits import check_time
 from attnc.numerics.quiet import quiet
 from attnc.numerics.rounding import UNIT_ROUNDOFF
@@ -391,7 +391,7 @@ class ScatteredSearch(TableSearch):
             found = fit.first_cut(Sections(f, f, self.largest))
             if found is None:
                 break
-            off = np.abs(_outputs(grid.keys, found.values, self.x[checked]) - self.f[checked]).max(axis=1)
+            off = largest_of_rows(np.abs(_outputs(grid.keys, found.values, self.x[checked]) - self.f[checked]))
             error = float(off.max())
             if error < best.error:
                 best = replace(grid, values=found.values, error=error)
@@ -458,7 +458,7 @@ class ScatteredSearch(TableSearch):
         largest, errors, rows = 0.0, np.zeros(0), NO_ROWS
         for start in range(0, len(self.x), BLOCK_ROWS):
             block = slice(start, start + BLOCK_ROWS)
-            off = np.abs(_outputs(fit.keys, fit.values, self.x[block]) - self.f[block]).max(axis=1)
+            off = largest_of_rows(np.abs(_outputs(fit.keys, fit.values, self.x[block]) - self.f[block]))
             largest = max(largest, float(off.max()))
             above = np.flatnonzero(off > goal)
             above = above[np.argsort(off[above])[-WORST:]]
@@ -584,7 +584,12 @@ def _outputs(
 ) -> Float[np.ndarray, "points outputs"]:
     """Return the outputs at points, axis by axis."""
     counts = [len(axis.anchors) for axis in keys]
-    return contracted([axis.weights(x[:, i]) for i, axis in enumerate(keys)], values.reshape(*counts, -1))
+    tensor, found = values.reshape(*counts, -1), np.empty((len(x), values.shape[-1]))
+    for start in range(0, len(x), ROWS_AT_ONCE):
+        rows = slice(start, start + ROWS_AT_ONCE)
+        weights = [softmax_of_rows(axis.scores(x[rows, i])) for i, axis in enumerate(keys)]
+        found[rows] = contracted(weights, tensor)
+    return found
 
 
 @dataclass(frozen=True, eq=False)

@@ -124,6 +124,9 @@ class KeysOnAxis:
     def weights(self, x: Float[np.ndarray, " points"]) -> Float[np.ndarray, "points p"]:
         return softmax(2 * self.y(x)[:, None] * self.anchors + self.bias)
 
+    def scores(self, x: Float[np.ndarray, " points"]) -> Float[np.ndarray, "p points"]:
+        return np.multiply.outer(self.anchors, 2 * self.y(x)) + self.bias[:, None]
+
 
 def grid_head(axes: Sequence[KeysOnAxis], values: Float[np.ndarray, "keys outputs"], dtype: str) -> StoredHead:
     """Return the head over the tensor grid of the keys of all axes. The last axis runs fastest."""

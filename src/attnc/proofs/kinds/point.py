@@ -10,16 +10,17 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from attnc.errors import ProgramError
 from attnc.ir.program import Program
-from attnc.ir.reference import softmax
 from attnc.numerics.arrays import Float
 from attnc.numerics.bound import Term
-from attnc.numerics.contraction import contracted, roundings_of
+from attnc.numerics.contraction import ROWS_AT_ONCE, contracted, roundings_of, softmax_of_rows
 from attnc.numerics.jet_tables import num_monomials
 from attnc.numerics.limits import is_time_over
 from attnc.numerics.quiet import quiet
@@ -100,13 +101,19 @@ class FloatPoints:
         error = up(1.01 * relative * spread + head.values.radius.max(axis=0) + 2.0**-900 * (1 + spread), 4)
         return cls(slopes, split.lines, values, middle, error)
 
-    def off(self, points: np.ndarray, wanted: np.ndarray) -> Float[np.ndarray, "points outputs"]:
-        """Return upper bounds of |stage − wanted| at points."""
-        weights = [
-            softmax(np.multiply.outer(x, a) + c) for x, a, c in zip(points.T, self.slopes, self.offsets, strict=True)
-        ]
-        apart = wanted - self.middle
-        return np.asarray(up(np.abs(contracted(weights, self.values) - apart) + 2.0**-51 * np.abs(apart) + self.error))
+    def off(self, points: np.ndarray, wanted: np.ndarray) -> Float[np.ndarray, " outputs"]:
+        """Return an upper bound of |stage − wanted| at all points, for every output. NaN if a number overflows."""
+        largest = np.zeros(len(self.middle))
+        for start in range(0, len(points), ROWS_AT_ONCE):
+            rows = slice(start, start + ROWS_AT_ONCE)
+            weights = [
+                softmax_of_rows(np.multiply.outer(a, x) + c[:, None])
+                for x, a, c in zip(points[rows].T, self.slopes, self.offsets, strict=True)
+            ]
+            apart = wanted[rows] - self.middle
+            off = np.abs(contracted(weights, self.values) - apart) + 2.0**-51 * np.abs(apart)
+            largest = np.maximum(largest, off.max(axis=0))
+        return np.asarray(up(largest + self.error))
 
 
 class PointProver(Prover):
@@ -122,42 +129,83 @@ class PointProver(Prover):
 
         There is no incomplete proof: bounds at some points imply nothing about the others.
         """
-        count, found = target.num_check_points, stages(program)
-        if count is None or len(found) != 1 or found[0][0].constant.mid.shape != (target.num_outputs,):
+        count = target.num_check_points
+        assert count is not None
+        check_rows = RowCheck.of(program, target.box, target.num_outputs, request)
+        worst, done, digest = WorstRow(), 0, hashlib.sha256()
+        for points, values in target.check_blocks():
+            worst = max(worst, check_rows.worst(points, values, lambda n: check_time_for(count)))
+            done += len(points)
+            request.report(done / count)
+            digest.update(row_bytes(points, values))
+        return Proof(worst.bound, worst.terms, points_of(target, digest.hexdigest()))
+
+
+class WorstRow(NamedTuple):
+    """The bound at the worst row of several, and its parts for the approximation and for rounding."""
+
+    bound: float = -math.inf
+    approximation: float = 0.0
+    rounding: float = 0.0
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        return (
+            Term("approximation", self.approximation, "the exact network against the table at the worst point"),
+            Term("rounding", self.rounding, "of the engine at that point: scores, exponentials, sums"),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class RowCheck:
+    """The proof of any rows of a table: `quick` where rounding is a small part of eps."""
+
+    stage: OneStage
+    outputs: np.ndarray
+    rounding: StageRounding
+    quick: _Quick | None
+
+    @classmethod
+    def of(cls, program: Program, box: Box, num_outputs: int, request: ProofRequest) -> RowCheck:
+        """Prepare the proof. Raise ProgramError if the program is not one stage."""
+        found = stages(program)
+        if len(found) != 1 or found[0][0].constant.mid.shape != (num_outputs,):
             raise ProgramError(
                 f"the outputs are read from {len(found)} query tokens; a table is proved if one token makes them all"
             )
         (stage, outputs), (rounds,) = found[0], roundings(program)
-        rounding = StageRounding(stage, rounds, request.truncation, spare=POINT_ROUNDING, box=target.box)
-        quick = _Quick.of(stage, rounding, target.box, request.eps)
-        worst, done, digest = (-math.inf, 0.0, 0.0), 0, hashlib.sha256()
-        for points, values in target.check_blocks():
-            wanted = values[:, outputs]
-            if quick is not None:
-                worst = max(worst, quick.worst(points, wanted))
-                check_time_for(count)
-            else:
-                for start in range(0, len(points), FIRST_BATCH):
-                    check_time_for(count)
-                    rows = slice(start, start + FIRST_BATCH)
-                    worst = max(worst, _sharp(stage, rounding, points[rows], wanted[rows]))
-                    request.report((done + start) / count)
-            done += len(points)
-            request.report(done / count)
-            digest.update(row_bytes(points, values))
-        total, off, rounded = worst
-        terms = (
-            Term("approximation", off, "the exact network against the table at the worst point"),
-            Term("rounding", rounded, "of the engine at that point: scores, exponentials, sums"),
-        )
-        columns = target.box.d + target.num_outputs
-        if count * columns > MAX_STORED:
-            evidence = Points(
-                count, sha256=digest.hexdigest(), columns=columns, content=lambda: _content(target, columns)
-            )
-            return Proof(total, terms, evidence)
-        table = np.concatenate([np.hstack(block) for block in target.check_blocks()])
-        return Proof(total, terms, Points(count, tuple(map(tuple, table.tolist()))))
+        rounding = StageRounding(stage, rounds, request.truncation, spare=POINT_ROUNDING, box=box)
+        return cls(stage, outputs, rounding, _Quick.of(stage, rounding, box, request.eps))
+
+    def worst(self, points: np.ndarray, values: np.ndarray, report: Callable[[int], None]) -> WorstRow:
+        """Return the largest bound at rows. `report` takes the number of rows that are done."""
+        wanted, worst = values[:, self.outputs], WorstRow()
+        if self.quick is not None:
+            report(0)
+            return self.quick.worst(points, wanted)
+        for start in range(0, len(points), FIRST_BATCH):
+            report(start)
+            rows = slice(start, start + FIRST_BATCH)
+            worst = max(worst, _sharp(self.stage, self.rounding, points[rows], wanted[rows]))
+        return worst
+
+
+def points_of(target: Target, sha256: str) -> Points:
+    """Return the rows of a table as evidence. Many are stated by their hash, and written to a file of their own."""
+    count = target.num_check_points or 0
+    columns = target.box.d + target.num_outputs
+    if count * columns > MAX_STORED:
+        return Points(count, sha256=sha256, columns=columns, content=lambda: _content(target, columns))
+    table = np.concatenate([np.hstack(block) for block in target.check_blocks()])
+    return Points(count, tuple(map(tuple, table.tolist())))
+
+
+def hash_of_rows(target: Target) -> str:
+    """Return the SHA-256 of the rows of a table, as a file has them."""
+    digest = hashlib.sha256()
+    for block in target.check_blocks():
+        digest.update(row_bytes(*block))
+    return digest.hexdigest()
 
 
 def row_bytes(points: np.ndarray, values: np.ndarray) -> bytes:
@@ -189,25 +237,23 @@ class _Quick:
         is_small = float((whole + floats.error).max()) <= QUICK_SHARE * eps  # False for NaN
         return cls(floats, whole) if is_small else None
 
-    def worst(self, points: np.ndarray, wanted: np.ndarray) -> tuple[float, float, float]:
+    def worst(self, points: np.ndarray, wanted: np.ndarray) -> WorstRow:
         """Return the largest bound at the points, its part for the approximation, and its part for rounding."""
-        off = up((1 + LEAF_ROOM) * self.floats.off(points, wanted), 2)
+        off = up((1 + LEAF_ROOM) * self.floats.off(points, wanted), 2)[None]
         return _worst(up(off + self.rounding), off, np.broadcast_to(self.rounding, off.shape))
 
 
-def _sharp(
-    stage: OneStage, rounding: StageRounding, points: np.ndarray, wanted: np.ndarray
-) -> tuple[float, float, float]:
+def _sharp(stage: OneStage, rounding: StageRounding, points: np.ndarray, wanted: np.ndarray) -> WorstRow:
     """Return the same by enclosures, with the rounding of engines at every point."""
     kind = RoundedKind(TaylorKind(stage, functools.partial(constants, wanted), 1), replace(rounding, box=None))
     bounds = kind.bounds(points, np.zeros_like(points), Goal(np.inf))
     return _worst(bounds.upper, up(bounds.terms["approximation"] + bounds.terms["remainder"]), bounds.terms["rounding"])
 
 
-def _worst(upper: np.ndarray, off: np.ndarray, rounded: np.ndarray) -> tuple[float, float, float]:
+def _worst(upper: np.ndarray, off: np.ndarray, rounded: np.ndarray) -> WorstRow:
     total = np.nan_to_num(upper, nan=math.inf, posinf=math.inf)
     place = np.unravel_index(int(np.argmax(total)), total.shape)
-    return float(total[place]), float(off[place]), float(rounded[place])
+    return WorstRow(float(total[place]), float(off[place]), float(rounded[place]))
 
 
 def check_time_for(count: int) -> None:
