@@ -34,7 +34,7 @@ from attnc.numerics.quiet import quiet
 from attnc.numerics.threads import one_thread
 from attnc.planning import DEFAULT_SECONDS, candidates, without_overflow
 from attnc.proofs.gradient_prover import require_gradient
-from attnc.proving import prove, prove_gradient
+from attnc.proving import prove, prove_gradient, with_claims
 from attnc.refusing import gradient_not_met, gradient_not_proved, not_met, rounding_of, with_reachable
 from attnc.targets.box import BoxLike
 from attnc.targets.sources import as_target
@@ -245,7 +245,10 @@ def _proved(built: Built, target: Target, request: Request) -> _Attempt:
     try:
         with time_share(PROOF_SHARE):
             network = observe(built, target, request.eps, request.p, request.progress)
-            proved = prove(network, target, request.progress, seconds) if request.proof else network
+            if request.proof:
+                proved = prove(network, target, request.progress, seconds)
+            else:
+                proved = network if request.gradient_eps is not None else with_claims(network, target)
             if request.gradient_eps is not None:
                 proved, gradient_error = prove_gradient(proved, target, request.gradient_eps, request.progress, seconds)
     except OutOfTime as late:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnc.constructions.built import Progress
-from attnc.errors import InputError
+from attnc.errors import InputError, ProgramError
 from attnc.numerics.bound import Term
 from attnc.numerics.intervals import Interval
 from attnc.numerics.limits import OutOfTime, check_time, time_limit
@@ -17,11 +17,14 @@ from attnc.numerics.rounding import UNIT_ROUNDOFF, engine_assumption
 from attnc.proofs.cells.branching import Budget
 from attnc.proofs.certificate import ASSUMING, TRUSTED, Certificate
 from attnc.proofs.gradient_prover import gradient_task
+from attnc.proofs.kinds.point import hash_of_rows, points_of
 from attnc.proofs.observed import observed_error, sample_points
 from attnc.proofs.proof import Leaves, Points, Proof, Stages
-from attnc.proofs.prover import ProofRequest
-from attnc.proofs.provers import HEAD_BY_HEAD, best_proof
+from attnc.proofs.prover import ProofRequest, num_softmaxes
+from attnc.proofs.provers import FEW_VARIABLES, HEAD_BY_HEAD, best_proof
+from attnc.proofs.staged.claims import NotBoundedError
 from attnc.proofs.staged.gradient import StagedGradient
+from attnc.proofs.staged.prover import claimed_stages
 from attnc.targets.expressions.kinks import REACH
 from attnc.targets.target import Target
 
@@ -119,6 +122,30 @@ def prove(network: Network, target: Target, progress: Progress | None, seconds: 
     if proof is None or not _replaces(proof, claim.bound, request):
         return network
     return proved_by(network, proof, target)
+
+
+def with_claims(network: Network, target: Target) -> Network:
+    """Return a network without a proof with what `attnc prove` needs: the rows of a table, or the claims about heads.
+
+    The claims state what every head should compute. They are stored where heads would be proved one by one.
+    """
+    request = ProofRequest(eps=network.eps or 0.0, derivation=network.derivation)
+    claim = network.certificate
+    if target.num_check_points is not None:
+        evidence: Points | Stages = points_of(target, hash_of_rows(target))
+    elif network.derivation is not None and target.expression is not None and _has_claims(network, target, request):
+        try:
+            evidence = claimed_stages(network.program, target, request)
+        except (ProgramError, NotBoundedError):
+            return network
+    else:
+        return network
+    return network._with_certificate(dataclasses.replace(claim, evidence=evidence))
+
+
+def _has_claims(network: Network, target: Target, request: ProofRequest) -> bool:
+    is_flat = num_softmaxes(network.program) <= 1 and target.box.d <= FEW_VARIABLES
+    return network.certificate.norm == "inf" and not is_flat and HEAD_BY_HEAD.accepts(network.program, target, request)
 
 
 def proved_by(network: Network, proof: Proof, target: Target) -> Network:

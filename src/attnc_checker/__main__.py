@@ -108,9 +108,9 @@ def _check(chosen: argparse.Namespace) -> int:
     show, end = _progress if sys.stderr.isatty() else None, time.monotonic() + chosen.seconds
     if chosen.shard is not None:
         k, n = chosen.shard
-        verdicts = check_shard(chosen.net, k, n, chosen.processes, show, chosen.seconds)
+        verdicts = check_shard(chosen.net, k, n, chosen.processes, show, chosen.seconds, chosen.table)
     elif chosen.merge:
-        verdicts = merge(chosen.net, chosen.seconds)
+        verdicts = merge(chosen.net, chosen.seconds, chosen.table)
     else:
         verdicts = [
             check(chosen.net, chosen.processes, show, name, max(0.0, end - time.monotonic()), chosen.table)

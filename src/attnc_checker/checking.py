@@ -223,6 +223,7 @@ def check_shard(
     processes: int | None = None,
     progress: Progress | None = None,
     seconds: float = math.inf,
+    table: str | os.PathLike[str] | None = None,
 ) -> list[Verdict]:
     """Prove shard k of n of the leaves of all certificates. If all are proved, write verdicts/k-of-n.json.
 
@@ -232,7 +233,7 @@ def check_shard(
         The folder of a saved network.
     k, n : int
         The number of the shard, from 1 to n, and the number of shards.
-    processes, progress, seconds
+    processes, progress, seconds, table
         As for `check`.
 
     Returns
@@ -264,7 +265,7 @@ def check_shard(
             return max(found, default=0.0)
 
         reason = f"{OF_SHARD} {k} of {n} are re-proved; --merge decides about all"
-        verdict = _decided(path, name, limit, reason, conclude)
+        verdict = _decided(path, name, limit, reason, conclude, table)
         if verdict.proved and files != hashes(Path(path), name):
             return replace(verdict, proved=False, exit_code=1, reason="a file changed while it was checked")
         return verdict
@@ -280,14 +281,16 @@ def check_shard(
     return verdicts
 
 
-def merge(path: str | os.PathLike[str], seconds: float = math.inf) -> list[Verdict]:
+def merge(
+    path: str | os.PathLike[str], seconds: float = math.inf, table: str | os.PathLike[str] | None = None
+) -> list[Verdict]:
     """Decide about all certificates by the verdict files of their shards, and re-prove a random sample of leaves.
 
     Parameters
     ----------
     path : path
         The folder of a saved network, with a file in verdicts/ for each shard.
-    seconds : float
+    seconds, table
         As for `check`.
 
     Returns
@@ -317,7 +320,7 @@ def merge(path: str | os.PathLike[str], seconds: float = math.inf) -> list[Verdi
             )
             return proof.conclude(found)
 
-        verdict = _decided(path, name, limit, "", conclude)
+        verdict = _decided(path, name, limit, "", conclude, table)
         return replace(verdict, reason=told[name]) if verdict.proved else verdict
 
     return [decide(name) for name in certificates(path)]

@@ -191,7 +191,7 @@ def compile_command(
     from attnc.exports.directory import NETWORK
     from attnc.model_card import summary
     from attnc.scheduling import require_cluster
-    from attnc.sharding import NUM_SHARDS, proved_on, why_not_in_shards
+    from attnc.sharding import proved_on, why_not_in_shards
 
     reading = TableReading(decimal, skip_missing, duplicates, tolerance=DEFAULT_EPS if eps is None else eps)
     source, ranges = read_source(expression, box or [], csv, inputs, output, reading)
@@ -222,7 +222,7 @@ def compile_command(
                     source, box=ranges, progress=progress, command=command, **options | {"proof": True}
                 )
             else:
-                network = proved_on(cluster, network, Path(f"{out}.proof"), shards or NUM_SHARDS, progress)
+                network = proved_on(cluster, network, Path(f"{out}.proof"), shards, progress)
         if out is not None:
             progress("saving", 0.0)
             network.save(out)
@@ -567,8 +567,6 @@ def verify_command(
         rows_of_table(net, csv, inputs, output, reading) as table,
         step_lines("re-proving the bound in a separate process"),
     ):
-        if table is not None and (part is not None or merge):
-            raise InputError("--csv is for a check in one piece: leave --shard and --merge out")
         command = checker_command(
             require_folder(net), *limits, as_json=json_output, shard=part, merge=merge, table=table
         )
@@ -598,6 +596,12 @@ def prove_command(
     out: Annotated[
         Path | None, optional("The folder of the shards. By default, NET.proof beside the network.", metavar="DIR")
     ] = None,
+    csv: OwnTable = None,
+    inputs: Inputs = None,
+    output: Output = None,
+    skip_missing: SkipMissing = False,
+    duplicates: Duplicates = "error",
+    decimal: Decimal = ".",
     json_output: Json = False,
 ) -> None:
     """Prove the bound of a saved network in shards, each of which is a file.
@@ -610,7 +614,7 @@ def prove_command(
     """
     from attnc.exports.directory import refuse_in_context, require_folder
     from attnc.model_card import summary
-    from attnc.sharding import NUM_SHARDS, merge_shards, prove_all, write_shard
+    from attnc.sharding import merge_shards, prove_all, write_shard
 
     refuse_in_context(str(net))
     folder = require_folder(net)
@@ -621,20 +625,25 @@ def prove_command(
         )
     if cluster is None and (shards is not None or processes is not None):
         raise InputError("--shards and --processes are for --cluster, which proves all shards")
+    reading = TableReading(decimal, skip_missing, duplicates)
+    with (
+        rows_of_table(net, csv, inputs, output, reading) as table,
+        progress_bar("proving") as progress,
+    ):
+        if shard is not None:
+            path = write_shard(folder, place, *read_shard(shard), table, progress)
+        elif cluster is None:
+            network = merge_shards(folder, place, table)
+        else:
+            network = prove_all(folder, place, shards, cluster, processes, progress, table)
+        if shard is None:
+            network.save(folder)
     if shard is not None:
-        with progress_bar("proving"):
-            path = write_shard(folder, place, *read_shard(shard))
         if json_output:
             print_json({"name": str(net), "shard": path})
         else:
             say(f"wrote {path}")
         return
-    with progress_bar("proving") as progress:
-        if cluster is None:
-            network = merge_shards(folder, place)
-        else:
-            network = prove_all(folder, place, shards or NUM_SHARDS, cluster, processes, progress)
-        network.save(folder)
     if json_output:
         print_json(summary(network) | {"out": folder})
     else:

@@ -1,6 +1,6 @@
 """The heads that write one channel, as a function of one number t, which is an affine combination of the state.
 
-`Channel.line` derives that function, and the roundings of the heads along it, from the weights. `prove_line` bounds
+`Channel.line` derives that function, and the roundings of the heads along it, from the weights. `LineClaim` bounds
 |A(t) − g(t)| on an interval by leaves.
 
 Near the kink of a gate, rounding is large on a short interval only, while leaves may be wide there. So rounding is
@@ -467,43 +467,73 @@ def _divided(
     return kappa, kept, differs
 
 
-def prove_line(
-    heads: tuple[SoftHead[Enclosed], ...],
-    tree: Node,
-    lo: float,
-    hi: float,
-    margin: float,
-    *,
-    least_level: int = 0,
-    tolerance: float = LOOSE_LEAVES,
-    limit: float = math.inf,
-) -> tuple[Covering, Box, tuple[float, float] | None]:
-    """Bound |A(t) − g(t)| over [lo − margin, hi + margin], where A is the sum of the heads.
+@dataclass(frozen=True, eq=False)
+class LineClaim:
+    """The claim that the sum of heads, A(t), is near g(t) on an interval, and the kinds of leaves that may prove it.
 
-    Return the leaves, that interval, and the ends beyond which g is constant, if any. g is made constant beyond `limit`
-    or, if it is not defined on the whole interval, near its ends. Leaves have at least the level `least_level`.
+    `held` has the ends beyond which g is constant, if any. Bounds below `floor` are rounding alone.
     """
-    stage = OneStage.of_line(heads)
-    # With a ∈ [lo, lo + margin] and b ∈ [hi − margin, hi]: if |t − s| ≤ margin for an s ∈ [lo, hi], then
-    # |clip(t, a, b) − s| ≤ margin.
-    inner = max(lo, math.nextafter(lo + margin, -math.inf)), min(hi, math.nextafter(hi - margin, math.inf))
-    lo, hi = math.nextafter(lo - margin, -math.inf), math.nextafter(hi + margin, math.inf)
-    box = Box(("t",), np.array([lo]), np.array([hi]))
-    held = (lo, limit) if limit < math.inf else None if _is_defined(tree, lo, hi) else inner
-    expression = held_at(tree, held)
-    target = _LineTarget(expression, box)
-    samples = np.linspace(lo, hi, 2**FIRST_LEVEL + 1)[:, None]
-    at_kinks = TaylorKind.at_kinks(stage, expression, box)
-    kinds: list[Kind] = [TaylorKind.of(stage, expression, LINE_ORDER), SelectionKind(stage, target), at_kinks]
-    carried = [0.0 if head.carried is None else np.abs(head.carried.mid[..., 0]) * box.magnitude for head in heads]
-    values = [np.abs(head.values.mid) + moving for head, moving in zip(heads, carried, strict=True)]
-    floor = LEAST_GOAL * max(float(np.abs(array).max()) for array in (expression(samples), *values))
-    proof = branch_and_bound(
-        kinds, box, tolerance=tolerance, floor=floor, start_level=FIRST_LEVEL, budget=Budget(MOST_CELLS)
-    )
-    finer = at_least(proof, least_level)
-    cells = dataclasses.replace(finer, upper=up(finer.upper * (1 + LEAF_ROOM)))
-    return dataclasses.replace(proof, cells=cells, complete=proof.complete or not is_time_over()), box, held
+
+    stage: OneStage
+    expression: Expression
+    box: Box
+    held: tuple[float, float] | None
+    kinds: tuple[Kind, ...]
+    floor: float
+
+    @classmethod
+    def of(
+        cls,
+        heads: tuple[SoftHead[Enclosed], ...],
+        tree: Node,
+        lo: float,
+        hi: float,
+        margin: float,
+        limit: float = math.inf,
+    ) -> LineClaim:
+        """Make the claim for t in [lo − margin, hi + margin].
+
+        g is made constant beyond `limit` or, if it is not defined on the whole interval, near its ends.
+        """
+        stage = OneStage.of_line(heads)
+        # With a ∈ [lo, lo + margin] and b ∈ [hi − margin, hi]: if |t − s| ≤ margin for an s ∈ [lo, hi], then
+        # |clip(t, a, b) − s| ≤ margin.
+        inner = max(lo, math.nextafter(lo + margin, -math.inf)), min(hi, math.nextafter(hi - margin, math.inf))
+        lo, hi = math.nextafter(lo - margin, -math.inf), math.nextafter(hi + margin, math.inf)
+        box = Box(("t",), np.array([lo]), np.array([hi]))
+        held = (lo, limit) if limit < math.inf else None if _is_defined(tree, lo, hi) else inner
+        expression = held_at(tree, held)
+        target = _LineTarget(expression, box)
+        samples = np.linspace(lo, hi, 2**FIRST_LEVEL + 1)[:, None]
+        at_kinks = TaylorKind.at_kinks(stage, expression, box)
+        kinds = (TaylorKind.of(stage, expression, LINE_ORDER), SelectionKind(stage, target), at_kinks)
+        carried = [0.0 if head.carried is None else np.abs(head.carried.mid[..., 0]) * box.magnitude for head in heads]
+        values = [np.abs(head.values.mid) + moving for head, moving in zip(heads, carried, strict=True)]
+        floor = LEAST_GOAL * max(float(np.abs(array).max()) for array in (expression(samples), *values))
+        return cls(stage, expression, box, held, kinds, floor)
+
+    def proof(self, least_level: int, tolerance: float) -> Covering:
+        """Bound |A(t) − g(t)|, by leaves of at least the level `least_level`."""
+        proof = branch_and_bound(
+            self.kinds,
+            self.box,
+            tolerance=tolerance,
+            floor=self.floor,
+            start_level=FIRST_LEVEL,
+            budget=Budget(MOST_CELLS),
+        )
+        finer = at_least(proof, least_level)
+        cells = dataclasses.replace(finer, upper=up(finer.upper * (1 + LEAF_ROOM)))
+        return dataclasses.replace(proof, cells=cells, complete=proof.complete or not is_time_over())
+
+    def covering(self, level: np.ndarray, index: np.ndarray, kind: np.ndarray, upper: np.ndarray) -> Covering:
+        """Return a covering with these cells, kinds and bounds. Nothing is proved here."""
+        cells = CellBounds(level, index[:, None], upper[:, None], kind, np.zeros(len(level)), {})
+        return Covering(self.box, self.kinds, cells, complete=True)
+
+    def differences(self, points: Float[np.ndarray, "points 1"]) -> Float[np.ndarray, " points"]:
+        """Return A − g at points, up to rounding."""
+        return np.asarray(self.stage.values(points)[:, 0] - self.expression(points)[:, 0])
 
 
 def held_at(tree: Node, held: tuple[float, float] | None) -> Expression:

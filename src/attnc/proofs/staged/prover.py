@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,11 +51,10 @@ from attnc.proofs.staged.lines import (
     LOOSE_LEAVES,
     Channel,
     HeadLine,
+    LineClaim,
     channels_of,
-    held_at,
     joined,
     leaf_intervals,
-    prove_line,
 )
 from attnc.proofs.staged.signed import shifted_values, signed_leaves
 from attnc.proofs.stages.extraction import ProgramStage, StateForm, stages_and_read_out
@@ -73,6 +72,9 @@ would have to find it again."""
 WORTH_SIGNS = 1.1
 """The errors of heads are stated with their signs if the bound exceeds the largest error that was seen by this factor.
 That takes about as long again, and heads whose errors never oppose each other have nothing to gain."""
+ALLOWED_TOLERANCE, ALLOWED = 1.0, 1.25
+"""The tolerance of the leaves by which errors are allowed to heads before their proof, and the multiple of their bound.
+A proof with a smaller tolerance finds at most 1.05 times the largest error, and these leaves find at least that."""
 ROUGH_SCORES = 1e-6
 """Channels whose scores round by more than this share their leaves only with those that round about as much: within
 a factor of 4."""
@@ -97,17 +99,9 @@ class StagedProver(Prover):
         try:
             walk.through_all(request)
             LAST_WALK.value = program, target, request.derivation, walk, read
-            composed, outputs = walk.composed(read, str(program.dtype))
-            if walk.claims.divides and WORTH_SIGNS * request.observed < composed.bound < math.inf:
-                walk.take_signs()
-                composed, outputs = walk.composed(read, str(program.dtype))
         except NotBoundedError:
-            composed, outputs = NOT_BOUNDED, ()
-        bound, terms = composed.bound, composed.terms
-        if request.truncation:
-            bound = float(up(bound + request.truncation))
-            terms = (*terms, Term("truncation", request.truncation, TRUNCATION))
-        return Proof(bound, terms, Stages(tuple(walk.heads), outputs, composed.axes), walk.is_complete)
+            return Proof(NOT_BOUNDED.bound, NOT_BOUNDED.terms, Stages(tuple(walk.heads), ()), walk.is_complete)
+        return walk.proof(read, str(program.dtype), request)
 
 
 class _LastWalk(threading.local):
@@ -130,10 +124,16 @@ def walked(program: Program, target: Target, request: ProofRequest) -> tuple[Sta
     return walk, read
 
 
-def begun(program: Program, target: Target, request: ProofRequest) -> tuple[StageWalk, StateForm]:
+def begun(
+    program: Program,
+    target: Target,
+    request: ProofRequest,
+    prove_group: Callable[[HeadGroup], ProvedGroup] | None = None,
+) -> tuple[StageWalk, StateForm]:
     """Return a walk through the program, before its first stage, and the affine map that reads the outputs.
 
-    Raise ProgramError if the program has another form, or the derivation is that of another target.
+    `prove_group` proves the heads of a group; by default by leaves, at once. Raise ProgramError if the program has
+    another form, or the derivation is that of another target.
     """
     check(program)
     require_same_shapes(program, target)
@@ -142,7 +142,16 @@ def begun(program: Program, target: Target, request: ProofRequest) -> tuple[Stag
     if made is None:
         raise ProgramError(f"there is no derivation by which {target.describe()} could be proved head by head")
     claims = made(target, request.derivation, program, read, len(found))
-    return StageWalk(found, claims, target, str(program.dtype), request.noise), read
+    return StageWalk(found, claims, target, str(program.dtype), request.noise, prove_group), read
+
+
+def claimed_stages(program: Program, target: Target, request: ProofRequest) -> Stages:
+    """Return the claims about all heads, without leaves: nothing is proved. Raise what `begun` and `walked` raise."""
+    walk, _ = begun(program, target, request, lambda group: ProvedGroup(group, group.allowed()))
+    walk.through_all(request)
+    nothing = Leaves((), np.zeros(0))
+    heads = (head if head.leaves is None else dataclasses.replace(head, leaves=nothing) for head in walk.heads)
+    return Stages(tuple(heads), tuple(text for _, text in walk.claims.outputs(walk.state)))
 
 
 class StageWalk:
@@ -155,7 +164,9 @@ class StageWalk:
         target: Target,
         dtype: str,
         noise: Mapping[str, float],
+        prove_group: Callable[[HeadGroup], ProvedGroup] | None = None,
     ) -> None:
+        self.prove_group = prove_group or (lambda group: ProvedGroup(group, group.proof()))
         self.stages, self.claims, self.box, self.noise = stages, claims, target.box, noise
         sizes = self.box.magnitude
         casts = up(UNIT_ROUNDOFF[dtype] * sizes, 2) if dtype != "float64" else np.zeros(self.box.d)
@@ -187,7 +198,7 @@ class StageWalk:
         for number, alike in enumerate(groups):
             check_time(PROVING)
             with time_share(1 / (len(groups) - number)):
-                proved.append(ProvedGroup(alike, part, self.claims.divides))
+                proved.append(self.prove_group(HeadGroup.of(alike, part, self.claims.divides)))
         if proved:
             self.flow.append(self._flow(proved))
             self.states.append(state)
@@ -200,6 +211,21 @@ class StageWalk:
                 after[head.claim.output] = (head.claim.name, size, error, 0.0)
         names, *numbers = zip(*(after[i] for i in range(len(channels))), strict=True) if channels else [()] * 4
         self.state = State(names, *(np.array(each, np.float64) for each in numbers))
+
+    def proof(self, read: StateForm, dtype: str, request: ProofRequest) -> Proof:
+        """Return the proof, once the heads of all stages are proved."""
+        try:
+            composed, outputs = self.composed(read, dtype)
+            if self.claims.divides and WORTH_SIGNS * request.observed < composed.bound < math.inf:
+                self.take_signs()
+                composed, outputs = self.composed(read, dtype)
+        except NotBoundedError:
+            composed, outputs = NOT_BOUNDED, ()
+        bound, terms = composed.bound, composed.terms
+        if request.truncation:
+            bound = float(up(bound + request.truncation))
+            terms = (*terms, Term("truncation", request.truncation, TRUNCATION))
+        return Proof(bound, terms, Stages(tuple(self.heads), outputs, composed.axes), self.is_complete)
 
     def take_signs(self) -> None:
         """State the errors of all heads with their signs."""
@@ -354,29 +380,85 @@ class ClaimedHead:
         return self.claim.argument
 
 
-class ProvedGroup:
-    """Heads that are proved by the leaves of the first one, with the sizes and errors of the channels they write."""
+@dataclass(frozen=True, eq=False)
+class GroupProof:
+    """The leaves of a group with the rounding on them, and its leaves with signs with their middles, if it has them."""
 
-    def __init__(self, heads: Sequence[ClaimedHead], part: ProgramStage, divides: bool) -> None:
-        self.heads, line, first = heads, joined([head.line for head in heads]), heads[0]
-        claim, size = first.claim, max(head.carrier_size for head in heads)
-        lo, hi = np.array([(head.argument.lo, head.argument.hi) for head in heads]).T
-        errors = np.array([head.argument_error for head in heads])
-        proof, box, held = prove_line(
+    leaves: Covering
+    rounding: float
+    signed: tuple[Covering, Float[np.ndarray, " leaves"]] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class HeadGroup:
+    """Heads that are the same function of t, before their proof. The leaves of the first one prove all of them."""
+
+    heads: tuple[ClaimedHead, ...]
+    part: ProgramStage
+    divides: bool
+    line: HeadLine
+    size: float
+    claim: LineClaim
+
+    @classmethod
+    def of(cls, heads: Sequence[ClaimedHead], part: ProgramStage, divides: bool) -> HeadGroup:
+        line = joined([head.line for head in heads])
+        claim = LineClaim.of(
             line.heads,
-            claim.function,
-            float(lo.min()),
-            float(hi.max()),
-            float(errors.max()),
-            least_level=LEAST_LEVEL if divides else 0,
-            tolerance=LOOSE_LEAVES if divides else CLOSE_LEAVES,
+            heads[0].claim.function,
+            min(head.argument.lo for head in heads),
+            max(head.argument.hi for head in heads),
+            max(head.argument_error for head in heads),
             limit=max(head.claim.limit for head in heads),
         )
-        self.line, self.box, self.held, self.size = line, box, held, size
-        rounding, proof = line.rounding(size, proof)
+        return cls(tuple(heads), part, divides, line, max(head.carrier_size for head in heads), claim)
+
+    def proof(self) -> GroupProof:
+        """Prove the heads by leaves."""
+        return self._rounded(
+            self.claim.proof(LEAST_LEVEL if self.divides else 0, LOOSE_LEAVES if self.divides else CLOSE_LEAVES)
+        )
+
+    def with_signs(self, proof: GroupProof) -> GroupProof:
+        """Return the proof with leaves that state errors with their signs. They are proved if they are not known."""
+        if proof.signed is not None or not self.divides or not self.size > 0:
+            return proof
+        kind = self.claim.kinds[0]
+        assert isinstance(kind, TaylorKind)
+        with quiet():
+            signed = signed_leaves(proof.leaves, self.claim.differences, shifted_values(kind))
+        return dataclasses.replace(proof, signed=signed)
+
+    def allowed(self) -> GroupProof:
+        """Return the error that is allowed to the heads before their proof, by few leaves.
+
+        Later heads are proved for arguments that are off by as much, so that heads can be proved in any order.
+        """
+        found = self.claim.proof(0, ALLOWED_TOLERANCE)
+        cells = dataclasses.replace(found.cells, upper=ALLOWED * found.cells.upper + 2 * self.claim.floor)
+        return self._rounded(dataclasses.replace(found, cells=cells))
+
+    def _rounded(self, proof: Covering) -> GroupProof:
+        rounding, proof = self.line.rounding(self.size, proof)
+        return GroupProof(proof, rounding)
+
+
+class ProvedGroup:
+    """A group with its proof, and the sizes and errors of the channels that its heads write.
+
+    If another one is `allowed`, the errors that later stages reckon with are those of that one.
+    """
+
+    def __init__(self, group: HeadGroup, proved: GroupProof, allowed: ProvedGroup | None = None) -> None:
+        self.group, self.proved, heads, part = group, proved, group.heads, group.part
+        line, divides, first, size = group.line, group.divides, group.heads[0], group.size
+        claim, proof, box, held = first.claim, proved.leaves, group.claim.box, group.claim.held
+        lo, hi = np.array([(head.argument.lo, head.argument.hi) for head in heads]).T
+        errors = np.array([head.argument_error for head in heads])
+        self.heads, self.line, self.box, self.held, self.size = heads, line, box, held, size
         any_order = any(head.channel.roundings.is_in_any_order for head in heads)
         room = ANY_ORDER_ROUNDING if any_order else 1.0 if divides else ROUNDING_ROOM
-        self.rounding = rounding if room == 1 else float(up(room * rounding))
+        self.rounding = proved.rounding if room == 1 else float(up(room * proved.rounding))
         self.proof, deltas = proof, self._deltas(proof)
         delta = float(deltas.max())
         deltas = np.maximum(deltas, LEAST_SHARE * delta) if divides else np.full(len(deltas), delta)
@@ -388,7 +470,8 @@ class ProvedGroup:
             self.deviations = Deviations(leaf_intervals(proof), deltas, size, fixed, unsure)
         self.slopes = Slopes.of(claim.function, lo, hi, errors, held, SLOPE_PIECES if divides else 1)
         largest, carried = self.slopes.values.mag.max(axis=1), np.array([head.carrier_error for head in heads])
-        self.errors = up(self.own + size * self.slopes.change + largest * carried, 4)
+        own = self.own if allowed is None else allowed.own
+        self.errors = up(own + size * self.slopes.change + largest * carried, 4)
         self.sizes = up(largest * size, 2) if claim.carrier is not None else up(largest, 2)
         interval, leaves = (float(box.lo[0]), float(box.hi[0])), Leaves(proof.leaves, deltas)
         self.proofs = [
@@ -420,18 +503,11 @@ class ProvedGroup:
 
     def take_signs(self) -> None:
         """State the error with its sign, on narrow leaves. Nothing changes if it is rounding alone."""
-        (head,), known = self.heads, self.deviations
-        kind = self.proof.kinds[0]
-        assert isinstance(kind, TaylorKind)
-        function = held_at(head.claim.function, self.held)
-        if known is None or not self.size > 0:
+        self.proved = self.group.with_signs(self.proved)
+        known = self.deviations
+        if known is None or self.proved.signed is None:
             return
-
-        def differences(points: np.ndarray) -> np.ndarray:
-            return kind.stage.values(points)[:, 0] - function(points)[:, 0]
-
-        with quiet():
-            proof, middles = signed_leaves(self.proof, differences, shifted_values(kind))
+        proof, middles = self.proved.signed
         deltas = self._deltas(proof)
         self.deviations = dataclasses.replace(known, edges=leaf_intervals(proof), deltas=deltas, middles=middles)
         leaves = Leaves(proof.leaves, deltas, middles=tuple(middles.tolist()) if middles.any() else ())
