@@ -21,6 +21,7 @@ import attnc_checker
 from attnc import doctor
 from attnc.cli import main
 from attnc.proofs import observed
+from test_public_names import public_members
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -139,6 +140,9 @@ def test_the_site_has_every_page_every_name_and_every_command(tmp_path: Path, mo
         assert (tmp_path / "site" / ("index.html" if page.name == "README.md" else page.with_suffix(".html"))).exists()
         assert f'"{page}"' in (DOCS / "zensical.toml").read_text(encoding="utf-8"), "not in the navigation"
     api, commands = ((tmp_path / "site" / name).read_text("utf-8") for name in ("api.html", "commands.html"))
+    described = "".join(path.read_text("utf-8") for path in (tmp_path / "site").glob("api-*.html"))
+    for full_name, _ in public_members():  # inherited ones are below the class that defines them
+        assert re.search(rf">\w+\.{full_name.rpartition('.')[2]}<", described), full_name
     for module in itertools.chain.from_iterable(modules for _, modules, _ in website["GROUPS"].values()):
         for name in importlib.import_module(module).__all__:
             if callable(getattr(importlib.import_module(module), name)):

@@ -35,18 +35,33 @@ def _is_function(value: Any, name: str) -> bool:
     return inspect.isfunction(value) and name.count(".") == 1
 
 
-def _is_class(value: Any, name: str) -> bool:
-    return not _is_function(value, name)
+def _is_in(folder: str, value: Any, name: str) -> bool:
+    """Whether a class is defined in this folder, or a method belongs to one that is."""
+    return not _is_function(value, name) and _home(value).startswith(f"attnc.{folder}.")
+
+
+def _is_elsewhere(value: Any, name: str) -> bool:
+    return not any(_is_function(value, name) or _is_in(folder, value, name) for folder in FOLDERS)
+
+
+def _home(value: Any) -> str:
+    """Return the module of a class, a method or a property."""
+    inner = getattr(value, "fget", None) or getattr(value, "func", value)
+    return str(inner.__module__)
 
 
 def _any(value: Any, name: str) -> bool:
     return True
 
 
+FOLDERS = ("targets", "ir")
+"""The folders whose classes have a page of their own."""
 PLAYGROUND = ("attnc_playground",) if find_spec("starlette") else ()
 GROUPS = {
     "api-functions": ("Functions of attnc", ("attnc",), _is_function),
-    "api-classes": ("Classes of attnc", ("attnc",), _is_class),
+    "api-targets": ("Targets and boxes", ("attnc",), functools.partial(_is_in, "targets")),
+    "api-programs": ("Programs and layers", ("attnc",), functools.partial(_is_in, "ir")),
+    "api-classes": ("Other classes of attnc", ("attnc",), _is_elsewhere),
     "api-constructions": ("Constructions", ("attnc.constructions",), _any),
     "api-incontext": ("In context", ("attnc.incontext",), _any),
     "api-layers": ("Layers for torch", ("attnc.nn",) if find_spec("torch") else (), _any),

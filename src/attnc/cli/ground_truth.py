@@ -10,6 +10,7 @@ import typer
 from attnc.cli.commands import app
 from attnc.cli.options import Command, Group, Json, completed, one_of, optional
 from attnc.cli.output import plain_table, print_json, print_parts, progress_bar, say
+from attnc.wording import plural
 
 DISGUISE_NAMES = ("plain", "superposed", "split", "decoys", "noisy", "rotated", "skewed", "combined")
 """The names of all disguises. They are written here so that the help needs no import."""
@@ -77,7 +78,7 @@ def make_command(
         bound, observed = (max(row[key] for row in mine) for key in ("bound", "observed"))
         table.add_row(name, f"{len(mine)}", f"{bound:.2g}", f"{observed:.2g}")
     print_parts(table)
-    say(f"wrote {out}: {len(rows)} models. Every bound is proven.")
+    say(f"wrote {out}: {plural(len(rows), 'model')}. Every bound is proven.")
 
 
 def _place(name: str) -> int:
