@@ -21,26 +21,34 @@ def metered(work: Callable[[], Result]) -> tuple[Result, Row]:
     """Do some work, and return its result and its costs.
 
     Processor time counts all threads of the process. Memory is the largest resident memory during the work above that
-    before it. Only Linux records it, so elsewhere this column is missing.
+    before it, or above that after it if this is more: libraries that the work loaded stay, and are not counted. Only
+    Linux records memory, so elsewhere this column is missing.
     """
     before, started = _resident_reset(), time.process_time()
     result = work()
     costs: Row = {CPU_SECONDS: round(time.process_time() - started, 4)}
     peak = _kib("VmHWM")
-    if before is not None and peak is not None:
-        costs[PEAK_MIB] = round(max(0, peak - before) / 1024, 2)
+    after = _resident()
+    if before is not None and after is not None and peak is not None:
+        costs[PEAK_MIB] = round(max(0, peak - max(before, after)) / 1024, 2)
     return result, costs
 
 
 def _resident_reset() -> int | None:
-    """Return free memory to the system, reset the record of the peak, and return the resident memory in KiB."""
-    gc.collect()
-    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
-        trim(0)  # otherwise the work could reuse memory that the process still holds, and would seem to need none
+    """Return the resident memory in KiB, and reset the record of the peak."""
+    found = _resident()
     try:
         CLEAR.write_text(CLEAR_PEAK)
     except OSError:
         return None
+    return found
+
+
+def _resident() -> int | None:
+    """Return free memory to the system, and return the resident memory in KiB."""
+    gc.collect()
+    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)  # otherwise the work could reuse memory that the process still holds, and would seem to need none
     return _kib("VmRSS")
 
 

@@ -38,7 +38,7 @@ class Finding(NamedTuple):
     @property
     def figure(self) -> str:
         """The figure as SVG."""
-        return to_svg(lambda picture: self.experiment.draw(self.table, picture), self.experiment.name)
+        return to_svg(lambda picture: self.experiment.draw(self.table, picture), f"f{self.experiment.number}")
 
 
 def report(path: str | Path) -> Path:

@@ -18,16 +18,16 @@ def test_the_list_names_every_experiment(run) -> None:
 
 
 def test_a_run_writes_tables_and_a_report(run, refused, tmp_path: Path) -> None:
-    done = run("lab", "run", "range_length", "--out", str(tmp_path / "run"), "--json")
+    done = run("lab", "run", "frequency", "--out", str(tmp_path / "run"), "--json")
     assert done.code == 0, done.err
     found = done.json
     assert Path(found["report"]) == tmp_path / "run/report.html"
     assert {row["verdict"] for row in found["verdicts"]} <= {str(status) for status in Status}
     assert any(re.fullmatch(r"holds with the constant \d.*", row["label"]) for row in found["verdicts"])
-    assert "attnc lab run range_length --profile quick --seed 0" in (tmp_path / "run/settings.json").read_text()
+    assert "attnc lab run frequency --profile quick --seed 0" in (tmp_path / "run/settings.json").read_text()
     again = run("lab", "report", str(tmp_path / "run"), "--json")
     assert again.json == found
-    assert "holds another run" in refused("lab", "run", "range_length", "--seed", "1", "--out", tmp_path / "run")
+    assert "holds another run" in refused("lab", "run", "frequency", "--seed", "1", "--out", tmp_path / "run")
 
 
 def test_bad_requests(refused, tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_the_page_of_results_shows_every_figure(experiment: Experiment) -> None:
     assert f"](figures/lab/{experiment.name}.svg)" in (DOCS / "lab-results.md").read_text(encoding="utf-8")
     text = figure.read_text(encoding="utf-8")
     assert text.startswith("<svg")
-    assert len(text) < 400_000
+    assert len(text) < 160_000
     assert "<script" not in text
 
 

@@ -10,7 +10,7 @@ import flint
 import numpy as np
 
 from attnc_lab import drawing
-from attnc_lab.experiment import About, Cell, Row, Span, Status, Table, Verdict, Verdicts, listed, sweep
+from attnc_lab.experiment import About, Cell, Constant, Row, Span, Status, Table, Verdict, Verdicts, listed, sweep
 
 DIGITS = 60
 """Decimal digits of the optima that fits are compared with."""
@@ -29,7 +29,16 @@ COLOURS = {
     "elastic net": drawing.SKY,
     "logistic": drawing.ORANGE,
     "poisson": drawing.PURPLE,
+    "kernel ridge": drawing.YELLOW,
 }
+KERNEL = "kernel ridge"
+"""The model whose weights belong to examples, and not to features."""
+KERNEL_RIDGE, NEIGHBOURS = {"alpha": PENALTY, "gamma": 0.5}, 5
+"""The parameters of kernel ridge regression, and the number of neighbours."""
+MOST_KERNEL_ROWS = 200
+"""Maximum number of examples of kernel ridge regression: its enclosure takes N³ operations in many digits."""
+QUERIES = 50
+"""The number of points at which neighbours are asked for."""
 TURNED = ("least squares", "ridge")
 """The models whose turns have a bound that is known before the fit."""
 
@@ -59,10 +68,17 @@ MODELS = {
 def cells(profile: str) -> list[Cell]:
     by_rows = sweep(kind="fit", axis="rows", model=MODELS, rows=ROWS, features=BASE["features"])
     by_features = sweep(kind="fit", axis="features", model=MODELS, rows=BASE["rows"], features=FEATURES)
-    return [*by_rows, *by_features, *sweep(kind="turns", model=TURNED, **BASE)]
+    sized = [*sweep(axis="rows", rows=ROWS, features=BASE["features"]),
+             *sweep(axis="features", rows=BASE["rows"], features=FEATURES)]  # fmt: skip
+    kernels = [{"kind": "kernel", "model": KERNEL, **size} for size in sized if size["rows"] <= MOST_KERNEL_ROWS]
+    neighbours = [{"kind": "neighbours", **size} for size in sized]
+    return [*by_rows, *by_features, *sweep(kind="turns", model=TURNED, **BASE), *kernels, *neighbours]
 
 
 def measure(cell: Cell, seed: int) -> list[Row]:
+    if cell["kind"] in ("kernel", "neighbours"):
+        X, y = examples("squared", cell["rows"], cell["features"], seed)
+        return [_kernel(X, y) if cell["kind"] == "kernel" else _neighbours(X, y, seed)]
     model = MODELS[cell["model"]]
     X, y = examples(model.loss, cell["rows"], cell["features"], seed)
     fit = fitted(model, X, y)
@@ -148,6 +164,71 @@ def _derivatives(
     return gradient, H
 
 
+def _kernel(X: np.ndarray, y: np.ndarray) -> Row:
+    """Return the largest error of a dual weight of kernel ridge regression, and its bound at the examples at hand.
+
+    M = K + αI ≥ αI, r = Mc − y and R ≈ M⁻¹ give c − c* = M⁻¹r = Rr + (I − RM)M⁻¹r, where |M⁻¹r| ≤ |r|/α.
+    """
+    from attnc import incontext
+
+    before, flint.ctx.dps = flint.ctx.dps, DIGITS
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            fit = incontext.KernelRidge(**KERNEL_RIDGE).fit(X, y)
+        found, n = fit.dual_coef_, len(y)
+        alpha, gamma = (flint.arb(KERNEL_RIDGE[name]) for name in ("alpha", "gamma"))
+        rows = _matrix(X)
+        inner = rows * rows.transpose()
+        square = [inner[i, i] for i in range(n)]
+        entries = [(gamma * (2 * inner[i, j] - square[i] - square[j])).exp() for i in range(n) for j in range(n)]
+        M = flint.arb_mat(n, n, entries) + alpha * _identity(n)
+        R = np.linalg.inv(np.array([float(v) for v in M.entries()]).reshape(n, n))
+        inverse, c, wanted = _matrix(R), _matrix(found[:, None]), _matrix(y[:, None])
+        r = M * c - wanted
+        first, rest = inverse * r, _identity(n) - inverse * M
+        size = sum((v * v for v in r.entries()), flint.arb(0)).sqrt() / alpha
+        rests = (sum((rest[i, j] ** 2 for j in range(n)), flint.arb(0)).sqrt() * size for i in range(n))
+        bounds = np.array([float((abs(first[i, 0]) + each).upper()) for i, each in enumerate(rests)])
+        best = c - first
+        for _ in range(NEWTON_STEPS):
+            best = _middles(best - inverse * (M * best - wanted))
+        off = np.array([abs(float(v)) for v in (c - best).entries()])
+    finally:
+        flint.ctx.dps = before
+    shares = np.divide(off, bounds, out=np.where(off > 0, np.inf, 0.0), where=bounds > 0)
+    return {"layers": fit.program_.depth, "error": off.max(), "bound": bounds.max(), "share": shares.max()}
+
+
+def _neighbours(X: np.ndarray, y: np.ndarray, seed: int) -> Row:
+    """Return the largest distance of a prediction from the mean of the nearest targets, and the predicted rounding.
+
+    A sum of rows + neighbours terms of at most max|y| is rounded, with weights that exceed 1 − e^−40 at the nearest.
+    """
+    from attnc import incontext
+
+    fit = incontext.KNeighborsRegressor(n_neighbors=NEIGHBOURS).fit(X, y)
+    asked = np.random.default_rng([seed, 11]).normal(size=(QUERIES, X.shape[1]))
+    distances = ((asked[:, None].astype(np.longdouble) - X) ** 2).sum(axis=-1)
+    nearest = np.argsort(distances, axis=1, kind="stable")[:, :NEIGHBOURS]
+    off = np.abs(fit.predict(asked) - y[nearest].mean(axis=1))
+    rounding = 2.0**-53 * (len(y) + NEIGHBOURS) * np.abs(y).max()
+    return {"layers": fit.program_.depth, "error": off.max(), "bound": rounding}
+
+
+def _matrix(values: np.ndarray) -> flint.arb_mat:
+    rows, columns = values.shape
+    return flint.arb_mat(rows, columns, [flint.arb(v) for v in values.ravel().tolist()])
+
+
+def _identity(n: int) -> flint.arb_mat:
+    return _matrix(np.eye(n))
+
+
+def _middles(values: flint.arb_mat) -> flint.arb_mat:
+    return flint.arb_mat(values.nrows(), values.ncols(), [v.mid() for v in values.entries()])
+
+
 def _turns(fit: Any) -> list[Row]:
     """Return the distance of the weights from the optimum after every turn of Newton and Schulz, and its bound.
 
@@ -171,19 +252,21 @@ def _turns(fit: Any) -> list[Row]:
 
 
 def judge(table: Table) -> Verdicts:
-    fits = table.where(kind="fit")
-    shares = {name: Span.of(fits.where(model=name).column("share")) for name in MODELS}
-    worst = {name: fits.where(model=name).column("error").max() for name in MODELS}
+    fits = Table([*table.where(kind="fit"), *table.where(kind="kernel")])
+    models = (*MODELS, KERNEL)
+    shares = {name: Span.of(fits.where(model=name).column("share")) for name in models}
+    worst = {name: fits.where(model=name).column("error").max() for name in models}
     yield Verdict(
         "Statistical models in context: every weight of every estimator is within its proven bound, over N and d.",
         Status.HOLDS.when(max(share.largest for share in shares.values()) <= 1),
-        f"{len(fits)} fits with N = {ROWS[0]} … {ROWS[-1]} and d = {FEATURES[0]} … {FEATURES[-1]}, against optima in "
-        f"{DIGITS} digits. The largest error of a weight is {listed('{1:.1e} ({0})', worst)}. In every fit some weight "
-        f"has an error of at least {min(share.least for share in shares.values()):.4f} times its bound, so the bounds "
-        "are close.",
+        f"{len(fits)} fits with N = {ROWS[0]} … {ROWS[-1]} (kernel ridge: {MOST_KERNEL_ROWS}) and d = {FEATURES[0]} … "
+        f"{FEATURES[-1]}, against optima in {DIGITS} digits. The largest error of a weight is "
+        f"{listed('{1:.1e} ({0})', worst)}. In every fit some weight has an error of at least "
+        f"{min(share.least for share in shares.values()):.4f} times its bound, so bounds are close. Those of kernel "
+        "ridge regression are enclosed here; the others are of the estimators themselves.",
         {f"share_{name.replace(' ', '_')}": share.largest for name, share in shares.items()},
     )
-    layers = {name: Span.of(fits.where(model=name).column("layers")) for name in MODELS}
+    layers = {name: Span.of(fits.where(model=name).column("layers")) for name in models}
     turns = table.where(kind="turns")
     floor = 1e-13  # rounding of the reference, relative
     above = turns.above("bound", 1e-10)
@@ -197,11 +280,22 @@ def judge(table: Table) -> Verdicts:
         f"take {listed('{1:.0f} ({0})', layers)} layers.",
         slack.numbers("ratio"),
     )
+    nearest = table.where(kind="neighbours")
+    share = Span.of(nearest.ratio("error", "bound"))
+    yield Verdict(
+        f"Nearest neighbours in context: the prediction is the mean of the {NEIGHBOURS} nearest targets, but for "
+        "rounding.",
+        Status.CONSTANT.when(share.largest <= 1),
+        f"for N = {ROWS[0]} … {ROWS[-1]} and d = {FEATURES[0]} … {FEATURES[-1]}, {QUERIES} queries each, the largest "
+        f"difference is {nearest.column('error').max():.1e}. No bound of a prediction is proven.",
+        {"largest": nearest.column("error").max(), "share": share.largest},
+        Constant(share.largest, f"largest difference over u·(N + {NEIGHBOURS})·max|y|, u = 2⁻⁵³"),
+    )
 
 
 def draw(table: Table, picture: drawing.Figure) -> None:
     first, second, third = drawing.panels(picture, 3, width=4.9, height=4.2)
-    fits = table.where(kind="fit")
+    fits = Table([*table.where(kind="fit"), *table.where(kind="kernel")])
     for panel, axis, name in ((first, "rows", "examples N, d = 4"), (second, "features", "features d, N = 60")):
         panel.label(f"error and proven bound over {'N' if axis == 'rows' else 'd'}", name, "largest error", log="xy")
         for (model, colour), marker in zip(COLOURS.items(), drawing.MARKERS, strict=False):

@@ -12,12 +12,12 @@ from attnc_lab.experiment import (
     Constant,
     Effort,
     Interval,
+    Power,
     Row,
     Status,
     Table,
     Verdict,
     Verdicts,
-    fit_power,
     sweep,
 )
 from attnc_lab.experiments.rate_in_p import END, HARD, SEEDS, STARTS, sampled_inputs, target_of, train_clip
@@ -76,16 +76,16 @@ def judge(table: Table) -> Verdicts:
     for start in STARTS:
         rows = table.where(kind="trained", start=start)
         by_H = {H: Interval.of(rows.where(H=H).column("max_error")) for H in sorted(rows.distinct("H"))}
-        law = fit_power(np.array(list(by_H), float), np.array([found.mean for found in by_H.values()]))
+        law = rows.power("H", "max_error")
         excess = {H: found.mean / (2 * END / (PER_HEAD * H)) for H, found in by_H.items()}
         last = max(by_H)
         yield Verdict(
             f"Trained heads have an error below |b−a|/((n−2)H), H = 1 … {last}: start {start}.",
             Status.HOLDS.when(max(excess.values()) <= 1, Status.NOT_REACHED),
             f"the largest error, geometric mean of {SEEDS} seeds, goes from {by_H[1]:.2g} with one head to "
-            f"{by_H[last]:.2g} with {last} (95 % intervals over seeds), exponent {law} in H. That is "
+            f"{by_H[last]:.2g} with {last} (95 % intervals over seeds). That is "
             f"{excess[1]:.2g} and {excess[last]:.2g} times |b−a|/((n−2)H). {rows[0]['second_order']} second-order "
-            "steps followed those of Adam. These runs do not determine the exponent, so they show no rate in H.",
+            f"steps followed those of Adam. The exponent in H over all runs is {law}, so {_rate(law)}.",
             {"exponent": law.exponent, "excess": max(excess.values()), **by_H[last].numbers("error")},
             effort=Effort(
                 int(rows[0]["steps"]), SEEDS, rows.where(H=last).column("max_error").min(), f"error at H = {last}:"
@@ -101,6 +101,15 @@ def judge(table: Table) -> Verdicts:
         f"since heads share the tokens: {saved:.0f} times fewer at ε = {one[-1]['eps']:g}.",
         {"one_head_exponent": by_one, "heads_exponent": by_many, "saved": saved},
     )
+
+
+def _rate(law: Power) -> str:
+    """Return the conclusion from the interval of an exponent, which theory bounds by −1."""
+    if law.low > 0:
+        return "trained errors grow with H"
+    if law.high >= 0:
+        return "these runs show no rate in H: 0 is in the interval"
+    return "trained errors fall with H" + (", more slowly than the bound" if law.low > -1 else "")
 
 
 def draw(table: Table, picture: drawing.Figure) -> None:

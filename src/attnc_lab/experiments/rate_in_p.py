@@ -19,7 +19,6 @@ from attnc_lab.experiment import (
     Table,
     Verdict,
     Verdicts,
-    fit_power,
     sweep,
 )
 from attnc_lab.measuring import sizes_of
@@ -184,7 +183,7 @@ def judge(table: Table) -> Verdicts:
     for start in STARTS:
         rows = table.where(kind="trained", setting="decades", start=start)
         by_p = {p: Interval.of(rows.where(p=p).column("mse")) for p in sorted(rows.distinct("p"))}
-        law = fit_power(np.array(list(by_p)) - 1.0, np.array([found.mean for found in by_p.values()]))
+        law = rows.power("p", "mse", -1)
         excess = {p: found.mean / constructed(np.array([p - 1.0]))[0] for p, found in by_p.items()}
         last, best = max(by_p), rows.where(p=max(by_p)).column("mse").min()
         yield Verdict(
@@ -192,8 +191,8 @@ def judge(table: Table) -> Verdicts:
             Status.HOLDS.when(max(excess.values()) <= 1, Status.NOT_REACHED),
             f"the MSE, geometric mean of {SEEDS} seeds, goes from {by_p[min(by_p)]:.2g} at p = "
             f"{min(by_p)} to {by_p[last]:.2g} at p = {last} (95 % intervals over seeds), exponent {law} in "
-            f"p − 1; that is {min(excess.values()):.2g} to {max(excess.values()):.2g} times the MSE of the best "
-            "construction. The worst seed has "
+            f"p − 1 over all runs; that is {min(excess.values()):.2g} to {max(excess.values()):.2g} times the MSE of "
+            "the best construction. The worst seed has "
             f"{rows.where(p=last).column('mse').max():.2g} at p = {last}. The best of four learning rates, chosen for "
             f"each p, is {Span.of(rows.column('rate')):g} of {Span.of(TRAINING_RATES[start]):g}, and "
             f"{rows[0]['second_order']} second-order steps followed.",
