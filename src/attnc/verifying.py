@@ -12,7 +12,6 @@ import functools
 import hashlib
 import json
 import os
-import stat
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -25,10 +24,12 @@ from typing import Any
 from attnc.errors import FileError, positive_number, whole_number
 from attnc.exports.directory import CERTIFICATE, MAX_CERTIFICATES, WEIGHTS, folder_named, require_folder
 from attnc.exports.safe_files import CONFIG, sha256_of, write_file_whole
+from attnc.exports.user_cache import is_private, user_cache
 from attnc.opening import open_regular
 
 MAX_HASHED_BYTES = 2**30
 """The largest file of a network that is hashed. The checker reads none that is larger."""
+RECORDS = "re-proved"
 MAX_RECORDS = 1024
 """Maximum number of records, of which the oldest are deleted first. On most disks a file takes 4 KiB, and all of them
 4 MiB."""
@@ -148,14 +149,14 @@ def remember(folder: str | Path, before: frozenset[str]) -> bool:
 
     `before` are its fingerprints from before the proof: if a file was changed since, nothing is recorded.
     """
-    records = _records()
+    records = user_cache(RECORDS)
     if records is None or not before or fingerprints(folder) != before:
         return False
     try:
         os.makedirs(os.path.dirname(records), exist_ok=True)
         with suppress(FileExistsError):
             os.mkdir(records, 0o700)
-        if not _is_private(records):
+        if not is_private(records):
             return False
         for each in before:
             path = os.path.join(records, each)
@@ -171,12 +172,12 @@ def remember(folder: str | Path, before: frozenset[str]) -> bool:
 
 def is_remembered(wanted: str | None) -> bool:
     """Return whether the files of this fingerprint were re-proved on this machine, by this user."""
-    records = _records()
+    records = user_cache(RECORDS)
     if records is None or wanted is None:
         return False
     path = os.path.join(records, wanted)
     try:
-        if not (_is_private(records) and _is_private(path)):
+        if not (is_private(records) and is_private(path)):
             return False
         with open_regular(path) as file:
             return file.read(len(_content(wanted)) + 1) == _content(wanted)
@@ -186,23 +187,6 @@ def is_remembered(wanted: str | None) -> bool:
 
 def _content(wanted: str) -> bytes:
     return f"re-proved by attnc verify: {wanted}\n".encode()
-
-
-def _is_private(path: str) -> bool:
-    """Return whether a file or folder, which is no link, belongs to this user, and nobody else can write it."""
-    found = os.lstat(path)
-    if os.name == "nt":  # Windows has no owner ids or permission bits; a user's profile folder is private by default
-        return not stat.S_ISLNK(found.st_mode)
-    return not stat.S_ISLNK(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
-
-
-def _records() -> str | None:
-    """Return the folder of the records; None if the user has no cache folder."""
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(given):  # the XDG specification: other values are ignored
-        ways = {"darwin": "~/Library/Caches", "win32": os.environ.get("LOCALAPPDATA") or "~/AppData/Local"}
-        given = os.path.expanduser(ways.get(sys.platform, "~/.cache"))
-    return os.path.join(given, "attnc", "re-proved") if os.path.isabs(given) else None
 
 
 @functools.cache

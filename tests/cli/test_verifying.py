@@ -243,30 +243,11 @@ def test_a_record_of_another_user_does_not_count(cache: Path, net: Path, monkeyp
 def test_a_cache_that_cannot_be_written_is_no_error(
     run, net: Path, monkeypatch: pytest.MonkeyPatch, folder: str, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(verifying, "_records", lambda: f"{folder}/attnc/re-proved")
+    monkeypatch.setattr(verifying, "user_cache", lambda name: f"{folder}/attnc/{name}")
     ran = run("verify", net, "--processes", "1")
     assert ran.code == 0
     assert "note: other commands will not show this" in ran.err
     assert standings(net) == ["stated", "stated"]
-
-
-def test_the_cache_folder_is_that_of_the_platform(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    end = os.path.join("attnc", "re-proved")
-    for given, platform, expected in [
-        (str(tmp_path / "given"), "linux", tmp_path / "given"),
-        ("", "linux", tmp_path / ".cache"),
-        ("relative", "linux", tmp_path / ".cache"),
-        ("", "darwin", tmp_path / "Library" / "Caches"),
-        ("", "win32", tmp_path / "local"),
-    ]:
-        monkeypatch.setenv("XDG_CACHE_HOME", given)
-        monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "local"))
-        monkeypatch.setattr(verifying.sys, "platform", platform)
-        assert verifying._records() == os.path.join(expected, end)
-    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # no home
-    monkeypatch.setattr(verifying.sys, "platform", "linux")
-    assert verifying._records() is None
 
 
 def test_the_records_are_bounded(cache: Path, net: Path, monkeypatch: pytest.MonkeyPatch) -> None:

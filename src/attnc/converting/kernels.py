@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from attnc.converting.compiled_loops import loop
 from attnc.converting.evaluation import Evaluation
 
 ELEMENTS_PER_THREAD = 2**14
@@ -31,10 +32,7 @@ class Loop:
     """One compiled loop with its numbers."""
 
     def __init__(self, name: str, dtype: str, numbers: np.ndarray, num_keys: int) -> None:
-        from attnc.converting.kernels_numba import worker
-
-        made = worker(name, dtype)
-        self.run, self.address = made.ctypes, made.address
+        self.run, self.address = loop(name, dtype)
         self.make_in_place = functools.cache(lambda: Loop("lines_in_place", dtype, numbers, num_keys))
         self.is_lines = name == "lines"
         self.numbers, self.num_keys = numbers, num_keys

@@ -7,17 +7,21 @@ of arrays, so that threads of any pool can call it.
 
 from __future__ import annotations
 
-import functools
+import re
 from types import FunctionType
 from typing import Any
 
 import numba  # type: ignore[import-not-found, import-untyped, unused-ignore]
 import numpy as np
+from llvmlite import binding as llvm  # type: ignore[import-not-found, import-untyped, unused-ignore]
 from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
 from numba import types  # type: ignore[import-not-found, import-untyped, unused-ignore]
-from numba.core.cgutils import raw_memcpy  # type: ignore[import-not-found, import-untyped, unused-ignore]
+from numba.core.cgutils import alloca_once, raw_memcpy  # type: ignore[import-not-found, import-untyped, unused-ignore]
+from numba.core.codegen import get_host_cpu_features  # type: ignore[import-not-found, import-untyped, unused-ignore]
 from numba.extending import intrinsic, overload  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
+from attnc.converting.compiled_loops import ENTRY
+from attnc.converting.shared_library import NotLinked, linked
 from attnc.engines.exponential_numba import CONTRACT, exponential, inlined, rough_power_of_two
 
 carray: Any = numba.carray  # type: ignore[attr-defined, unused-ignore]
@@ -31,9 +35,30 @@ CHUNK = 256
 LINE_SPAN, LINE_BLOCK = 1024, 64
 """Numbers of elements that are computed as lines at once. A span with an element close to a kink is computed again in
 blocks, and such a block takes exponentials. With β = 2.6e5 and normal x these are one span in 4 and one block in 50.
-Lines that meet at 0, and curves, take exponentials for the whole span."""
+Curves take exponentials for the whole span."""
 GRAIN = 4096
 """Number of elements at whose multiples threads part."""
+
+
+def _room(size: int) -> Any:
+    """Return a function of an array. It returns a pointer to `size` numbers of the same dtype on the stack.
+
+    Memory of numpy arrays would come with counters of references and errors, and so with calls into Python.
+    """
+
+    def room(context: Any, like: Any) -> Any:
+        pointer_to: Any = types.CPointer
+
+        def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return alloca_once(builder, context.get_data_type(like.dtype), size=size)  # type: ignore[no-untyped-call, unused-ignore]
+
+        return pointer_to(like.dtype)(like), code
+
+    return compiled_call(room)
+
+
+_chunk, _span_of_lines = _room(CHUNK), _room(LINE_SPAN)
+_rows_of_chunks, _rows_of_blocks = _room(9 * CHUNK), _room(9 * LINE_BLOCK)
 
 
 # --- one exponential --------------------------------------------------------------------------------------------------
@@ -162,7 +187,7 @@ def ramp(x: Any, y: Any, grad: Any, c: Any, p: Any) -> None:
     """y = u·x + v − |x|·B, with B = Jσ + (1 − 2σ)A(q)/P(q)."""
     zero, one, most, value, first, last, J = c[0], c[1], c[3], c[6], c[7], c[8], c[9]
     P1, P2, P3, P4, A1, A2, A3, A4 = c[10], c[11], c[12], c[13], c[14], c[15], c[16], c[17]
-    largest, sigma = bits(zero), np.empty(CHUNK, c.dtype)
+    largest, sigma = bits(zero), carray(_chunk(c), (CHUNK,))
     for start in range(0, len(y), CHUNK):
         stop = start + CHUNK
         x_here, y_here = x[start:stop], y[start:stop]
@@ -196,7 +221,7 @@ def ramp_slope(x: Any, y: Any, grad: Any, c: Any, p: Any) -> None:
     zero, one, most, step, first, last, J = c[0], c[1], c[3], c[5], c[7], c[8], c[9]
     P1, P2, P3, P4, A1, A2, A3, A4 = c[10], c[11], c[12], c[13], c[14], c[15], c[16], c[17]
     two, three, four = one + one, one + one + one, one + one + one + one
-    largest, sigma = bits(zero), np.empty(CHUNK, c.dtype)
+    largest, sigma = bits(zero), carray(_chunk(c), (CHUNK,))
     for start in range(0, len(y), CHUNK):
         stop = start + CHUNK
         x_here, y_here, grad_here = x[start:stop], y[start:stop], grad[start:stop]
@@ -221,7 +246,7 @@ def odd(x: Any, y: Any, grad: Any, c: Any, p: Any) -> None:
     """y = v ± B, with the same values on both sides up to the sign."""
     zero, one, most, first, last, J = c[0], c[1], c[3], c[7], c[8], c[9]
     P1, P2, P3, P4, A1, A2, A3, A4 = c[10], c[11], c[12], c[13], c[14], c[15], c[16], c[17]
-    largest, sigma = bits(zero), np.empty(CHUNK, c.dtype)
+    largest, sigma = bits(zero), carray(_chunk(c), (CHUNK,))
     for start in range(0, len(y), CHUNK):
         stop = start + CHUNK
         x_here, y_here = x[start:stop], y[start:stop]
@@ -241,7 +266,7 @@ def odd_slope(x: Any, y: Any, grad: Any, c: Any, p: Any) -> None:
     zero, one, most, step, J = c[0], c[1], c[3], c[5], c[9]
     P1, P2, P3, P4, A1, A2, A3, A4 = c[10], c[11], c[12], c[13], c[14], c[15], c[16], c[17]
     two, three, four = one + one, one + one + one, one + one + one + one
-    largest, sigma = bits(zero), np.empty(CHUNK, c.dtype)
+    largest, sigma = bits(zero), carray(_chunk(c), (CHUNK,))
     for start in range(0, len(y), CHUNK):
         stop = start + CHUNK
         x_here, y_here, grad_here = x[start:stop], y[start:stop], grad[start:stop]
@@ -263,7 +288,7 @@ def ramp_values(x: Any, y: Any, grad: Any, c: Any, p: Any) -> None:
     """y = u·x + v + W, with W = (V(q) − |x|(1 − 2σ)A(q))/P(q) − |x|·Jσ."""
     zero, one, most, value, first, last, J = c[0], c[1], c[3], c[6], c[7], c[8], c[9]
     P1, P2, A1, A2, V1, V2 = c[10], c[11], c[12], c[13], c[14], c[15]
-    largest, sigma = bits(zero), np.empty(CHUNK, c.dtype)
+    largest, sigma = bits(zero), carray(_chunk(c), (CHUNK,))
     for start in range(0, len(y), CHUNK):
         stop = start + CHUNK
         x_here, y_here = x[start:stop], y[start:stop]
@@ -288,7 +313,7 @@ def ramp_values_slope(x: Any, y: Any, grad: Any, c: Any, p: Any) -> None:
     zero, one, most, step, first, last, J = c[0], c[1], c[3], c[5], c[7], c[8], c[9]
     P1, P2, A1, A2, V1, V2, K0, K1, K2 = c[10], c[11], c[12], c[13], c[14], c[15], c[16], c[17], c[18]
     P2_twice, V2_twice = P2 + P2, V2 + V2
-    largest, sigma = bits(zero), np.empty(CHUNK, c.dtype)
+    largest, sigma = bits(zero), carray(_chunk(c), (CHUNK,))
     for start in range(0, len(y), CHUNK):
         stop = start + CHUNK
         x_here, y_here, grad_here = x[start:stop], y[start:stop], grad[start:stop]
@@ -467,13 +492,13 @@ _attend_slope = inlined(_attend_slope, CONTRACT)
 
 def keys(x: Any, y: Any, grad: Any, c: Any, p: Any) -> None:
     """One exponential for each key."""
-    s = np.empty((6, CHUNK), c.dtype)
+    s = carray(_rows_of_chunks(c), (9, CHUNK))
     for at in range(0, len(y), CHUNK):
         _attend(x[at : at + CHUNK], y[at : at + CHUNK], c, c[5:], p, s)
 
 
 def keys_slope(x: Any, y: Any, grad: Any, c: Any, p: Any) -> None:
-    s = np.empty((9, CHUNK), c.dtype)
+    s = carray(_rows_of_chunks(c), (9, CHUNK))
     for at in range(0, len(y), CHUNK):
         _attend_slope(
             x[at : at + CHUNK],
@@ -567,18 +592,18 @@ _at_kink, _at_kink_slope = inlined(_at_kink, CONTRACT), inlined(_at_kink_slope, 
 
 def lines(x: Any, y: Any, grad: Any, c: Any, p: Any) -> None:
     """The line of one key. Small blocks with other elements take exponentials."""
-    s = np.empty((6, LINE_BLOCK), c.dtype)
+    s = carray(_rows_of_blocks(c), (9, LINE_BLOCK))
     at_zero = c[8] != c[0]
     for start in range(0, len(y), LINE_SPAN):
         x_span, y_span = x[start : start + LINE_SPAN], y[start : start + LINE_SPAN]
         if _on_lines(x_span, y_span, c):
-            if at_zero:
-                _at_kink(x_span, y_span, c)
-                continue
             for at in range(0, len(y_span), LINE_BLOCK):
                 x_here, y_here = x_span[at : at + LINE_BLOCK], y_span[at : at + LINE_BLOCK]
                 if _on_lines(x_here, y_here, c):
-                    _attend(x_here, y_here, c, c[15:], p, s)
+                    if at_zero:
+                        _at_kink(x_here, y_here, c)
+                    else:
+                        _attend(x_here, y_here, c, c[15:], p, s)
 
 
 @compiled_call  # type: ignore[untyped-decorator, unused-ignore]
@@ -627,36 +652,44 @@ def _replace_by_lines(y: Any, c: Any) -> None:
 
 
 _is_near_kink, _replace_by_lines = inlined(_is_near_kink, CONTRACT), inlined(_replace_by_lines, CONTRACT)
-_lines = inlined(lines, CONTRACT)
 
 
 def lines_in_place(x: Any, y: Any, grad: Any, c: Any, p: Any) -> None:
-    """`lines` where x is y. Only spans with an element near a kink are copied."""
-    copy = np.empty(LINE_SPAN, c.dtype)
+    """`lines` where x is y. Only blocks with an element near a kink are copied."""
+    at_zero, size = c[8] != c[0], np.int64(y.itemsize)
+    copy, s = carray(_chunk(c), (CHUNK,)), carray(_rows_of_blocks(c), (9, LINE_BLOCK))
     for start in range(0, len(y), LINE_SPAN):
-        here = y[start : start + LINE_SPAN]
-        if _is_near_kink(here, c):
-            _copy_bytes(np.int64(copy.ctypes.data), np.int64(here.ctypes.data), len(here) * np.int64(here.itemsize))
-            _lines(copy[: len(here)], here, grad, c, p)
-        else:
-            _replace_by_lines(here, c)
+        span = y[start : start + LINE_SPAN]
+        if not _is_near_kink(span, c):
+            _replace_by_lines(span, c)
+            continue
+        for at in range(0, len(span), LINE_BLOCK):
+            here = span[at : at + LINE_BLOCK]
+            if not _is_near_kink(here, c):
+                _replace_by_lines(here, c)
+                continue
+            _copy_bytes(np.int64(copy.ctypes.data), np.int64(here.ctypes.data), len(here) * size)
+            if at_zero:
+                _at_kink(copy[: len(here)], here, c)
+            else:
+                _attend(copy[: len(here)], here, c, c[15:], p, s)
 
 
 def lines_slope(x: Any, y: Any, grad: Any, c: Any, p: Any) -> None:
-    s = np.empty((9, LINE_BLOCK), c.dtype)
+    s = carray(_rows_of_blocks(c), (9, LINE_BLOCK))
     at_zero = c[8] != c[0]
     for start in range(0, len(y), LINE_SPAN):
         end = start + LINE_SPAN
         x_span, y_span, grad_span = x[start:end], y[start:end], grad[start:end]
         if _on_lines_slope(x_span, y_span, grad_span, c):
-            if at_zero:
-                _at_kink_slope(x_span, y_span, grad_span, c)
-                continue
             for at in range(0, len(y_span), LINE_BLOCK):
                 x_here, y_here = x_span[at : at + LINE_BLOCK], y_span[at : at + LINE_BLOCK]
                 grad_here = grad_span[at : at + LINE_BLOCK]
                 if _on_lines_slope(x_here, y_here, grad_here, c):
-                    _attend_slope(x_here, y_here, grad_here, c, c[15:], p, s)
+                    if at_zero:
+                        _at_kink_slope(x_here, y_here, grad_here, c)
+                    else:
+                        _attend_slope(x_here, y_here, grad_here, c, c[15:], p, s)
 
 
 # --- a curve to the left of 0, and a line to the right ----------------------------------------------------------------
@@ -819,7 +852,7 @@ def _on_float32(address: Any) -> None:
     start, stop = _span(given)
     c, p = carray(_as_float32(given[4]), (given[5],)), given[6]
     is_copied = COPIES and given[0] == given[1]  # type: ignore[name-defined]  # noqa: F821
-    copy, grain = np.empty(LINE_SPAN if is_copied else 0, c.dtype), LINE_SPAN if is_copied else GRAIN
+    copy, grain = carray(_span_of_lines(c), (LINE_SPAN,)), LINE_SPAN if is_copied else GRAIN
     for at in range(start, stop, grain):
         n = min(grain, stop - at)
         x = carray(_as_float32(given[0] + 4 * at), (n,))
@@ -836,7 +869,7 @@ def _on_float64(address: Any) -> None:
     start, stop = _span(given)
     c, p = carray(_as_float64(given[4]), (given[5],)), given[6]
     is_copied = COPIES and given[0] == given[1]  # type: ignore[name-defined]  # noqa: F821
-    copy, grain = np.empty(LINE_SPAN if is_copied else 0, c.dtype), LINE_SPAN if is_copied else GRAIN
+    copy, grain = carray(_span_of_lines(c), (LINE_SPAN,)), LINE_SPAN if is_copied else GRAIN
     for at in range(start, stop, grain):
         n = min(grain, stop - at)
         x = carray(_as_float64(given[0] + 8 * at), (n,))
@@ -848,6 +881,7 @@ def _on_float64(address: Any) -> None:
         LOOP(x, y, grad, c, p)  # type: ignore[name-defined]  # noqa: F821
 
 
+SIGNATURE, OPTIONS = "void(voidptr)", {"error_model": "numpy", "fastmath": CONTRACT}
 RUNS = {"float32": _on_float32, "float64": _on_float64}
 LOOPS: dict[str, Any] = {
     loop.__name__: inlined(loop, CONTRACT)
@@ -858,19 +892,50 @@ LOOPS: dict[str, Any] = {
 }
 
 
-@functools.cache
-def worker(name: str, dtype: str) -> Any:
-    """Compile a loop for a dtype, and return it as a C function of the address of ARGUMENTS.
-
-    The result is kept on disk if there is a writable folder for it. Every worker is a function of its own name with the
-    same code, because numba finds kept results by name. A closure would be another function in every process.
-    """
+def _named(name: str, dtype: str) -> Any:
+    """Return the function of a worker. Every worker has its own name, because numba finds kept results by name."""
     made = FunctionType(
         RUNS[dtype].__code__, globals() | {"LOOP": LOOPS[name], "COPIES": name != "lines_in_place"}, f"{name}_{dtype}"
     )
     made.__qualname__ = made.__name__
-    options = {"error_model": "numpy", "fastmath": CONTRACT}
+    return made
+
+
+def worker(name: str, dtype: str) -> Any:
+    """Compile a loop for a dtype, and return it as a C function of the address of ARGUMENTS.
+
+    numba keeps the result on disk if there is a writable folder for it.
+    """
     try:
-        return cfunc("void(voidptr)", cache=True, **options)(made)
+        return cfunc(SIGNATURE, cache=True, **OPTIONS)(_named(name, dtype))
     except RuntimeError:  # neither this folder nor the user's cache can be written to
-        return cfunc("void(voidptr)", **options)(made)
+        return cfunc(SIGNATURE, **OPTIONS)(_named(name, dtype))
+
+
+def library(name: str, dtype: str) -> bytes:
+    """Compile a loop for a dtype into a shared library with the function ENTRY. Raise NotLinked if it cannot be one.
+
+    A loop owns no memory and raises no error. So counters of references can be left out, and the code that numba makes
+    for the errors of a C function is replaced by ENTRY, which drops the status.
+    """
+    made = cfunc(SIGNATURE, **OPTIONS)(_named(name, dtype))
+    wrapper, text = made.native_name, made.inspect_llvm()
+    found = re.search(rf'^define [^\n]*@"?{re.escape(wrapper)}"?\(.*?^\}}\n', text, re.MULTILINE | re.DOTALL)
+    if found is None or "pickle" in text.replace("numba_unpickle", ""):  # pickled errors
+        raise NotLinked("numba's code has another form")
+    text = text[: found.start()] + text[found.end() :]
+    text = re.sub(r"^ *(tail )?call void @NRT_(in|de)cref\(.*\n", "", text, flags=re.MULTILINE)
+    text = re.sub(r"^define [^\n]*@NRT_(in|de)cref\(.*?^\}\n", "", text, flags=re.MULTILINE | re.DOTALL)
+    text += f"""
+define void @{ENTRY}(ptr %given) {{
+  %result = alloca ptr
+  %error = alloca ptr
+  %status = call i32 @"{wrapper.removeprefix("cfunc.")}"(ptr %result, ptr %error, ptr %given)
+  ret void
+}}
+"""
+    features = get_host_cpu_features()  # type: ignore[no-untyped-call, unused-ignore]
+    cpu = llvm.get_host_cpu_name()
+    target = llvm.Target.from_triple(llvm.get_process_triple())
+    machine = target.create_target_machine(cpu=cpu, features=features, opt=3, reloc="pic", codemodel="small")
+    return linked(machine.emit_object(llvm.parse_assembly(text)), ENTRY)

@@ -113,17 +113,36 @@ def product_with(factor: Tensor, x: Tensor) -> Tensor:
     return torch.where(factor == 0, 0.0, factor * x)
 
 
-def exported(x: Tensor, keys: Keys, scale: float, is_product: bool = False) -> Tensor:
-    """Return the same attention with matrix products, for ONNX files.
+def exported(x: Tensor, keys: Keys, is_product: bool = False, is_constant: bool = False) -> Tensor:
+    """Return the same attention of the queries x in the operators of attention: MatMul, Add and Softmax.
 
-    MatMul, Add and Softmax compute it, and Mul multiplies by x where keys carry x. Where, Greater, Less and Equal are
-    for infinite x: without them 0·∞ and ∞ − ∞ would be NaN.
+    Nothing else is in an ONNX file, so infinite x give NaN, as ∞ − ∞ is, and so do |x| whose scores overflow. `carried`
+    may have leading axes that fit those of x. If `is_constant`, no key carries x.
     """
     slopes, offsets, values, carried = keys
-    scores = torch.matmul(bounded(x, scale).unsqueeze(-1), slopes.unsqueeze(0)) + offsets
-    weights = torch.softmax(scores, -1)
-    y = torch.matmul(weights, values) + product_with(torch.matmul(weights, carried), x)
-    return product_with(y, x) if is_product else y
+    query = x.unsqueeze(-1)
+    weights = exported_weights(x, slopes, offsets)
+    if is_constant:
+        y = torch.matmul(weights, values.unsqueeze(-1)).squeeze(-1)
+    elif carried.ndim > 1:
+        y = exported_mean(weights, torch.matmul(query.unsqueeze(-1), carried.unsqueeze(-2)).squeeze(-2) + values)
+    else:
+        y = exported_mean(weights, torch.matmul(query, carried.unsqueeze(0)) + values)
+    return exported_product(y, x) if is_product else y
+
+
+def exported_weights(x: Tensor, slopes: Tensor, offsets: Tensor) -> Tensor:
+    return torch.softmax(torch.matmul(x.unsqueeze(-1), slopes.unsqueeze(0)) + offsets, -1)
+
+
+def exported_mean(weights: Tensor, values: Tensor) -> Tensor:
+    """Return Σ w_k·value_k over the last axis as a matrix product for every query."""
+    return torch.matmul(weights.unsqueeze(-2), values.unsqueeze(-1)).squeeze(-1).squeeze(-1)
+
+
+def exported_product(x: Tensor, y: Tensor) -> Tensor:
+    """Return x·y, entry by entry, as matrix products of one row and one column."""
+    return exported_mean(x.unsqueeze(-1), y.unsqueeze(-1))
 
 
 def slope_expression(x: Tensor, keys: Keys, scale: float, is_product: bool = False) -> Tensor:
@@ -399,7 +418,8 @@ class AttentionActivation(nn.Module):
             return y
         keys = self.keys(x)
         if torch.onnx.is_in_onnx_export():
-            return exported(x, keys, self.scale, is_product)
+            is_constant = self.solved.keys.carried is None and "carried" in self._buffers
+            return exported(x, keys, is_product, is_constant)
         if is_eager(x) and not any(key.requires_grad for key in keys):
             is_constant = x.is_cpu and "slopes" in self._buffers and self.slopes.is_cpu
             evaluation = self.prepared.evaluation(self, x.dtype) if is_constant else None
@@ -428,8 +448,13 @@ def _loops_run_on(x: Tensor) -> bool:
     return is_eager(x) and kernels.is_available()
 
 
-def two_slopes(x: Tensor, right: Tensor, weight: Tensor) -> Tensor:
-    """Return x to the right of 0 and weight·x to the left, where `right` is the ReLU of x."""
+def two_slopes(x: Tensor, gate: AttentionActivation, weight: Tensor) -> Tensor:
+    """Return x to the right of 0 and weight·x to the left. The gate is that of the ReLU, with two keys."""
+    if torch.onnx.is_in_onnx_export():
+        slopes, offsets, values, _ = gate.keys(x)
+        left = weight.unsqueeze(-1)
+        return exported(x, (slopes, offsets, values, torch.cat([left, torch.ones_like(left)], -1)))
+    right = gate.compute(x)
     left = torch.nan_to_num(x - right, nan=0.0, posinf=math.inf, neginf=-math.inf)  # here ∞ − ∞ = 0
     return right + weight * left
 
@@ -446,7 +471,7 @@ class AttentionPReLU(AttentionActivation):
         if weight.numel() > 1:
             weight = weight.reshape(-1, *[1] * (x.ndim - 2))
         given = x.to(weight.dtype)
-        return two_slopes(given, self.compute(given), weight).to(x.dtype)
+        return two_slopes(given, self, weight).to(x.dtype)
 
 
 class AttentionSoftsign(AttentionActivation):
@@ -459,6 +484,8 @@ class AttentionSoftsign(AttentionActivation):
 
     def compute(self, x: Tensor) -> Tensor:
         sign = self.sign.compute(x)
+        if torch.onnx.is_in_onnx_export():
+            return exported_product(sign, super().compute(exported_product(x, sign)))
         return sign * super().compute(x * sign)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from attnc.constructions.fitting.gate import ROUNDED_UP, W, power_of_two
 from attnc.converting.activations import KnownActivation, Solved
-from attnc.converting.modules import AttentionActivation, compute_dtype, two_slopes
+from attnc.converting.modules import AttentionActivation, compute_dtype, exported_mean, exported_weights, two_slopes
 from attnc.errors import positive_number
 from attnc.ir.soft_head import SoftHead
 
@@ -34,10 +34,15 @@ class AttentionMaximum(nn.Module):
         self.held = (gate,)  # a tuple, so that its keys are not listed twice
 
     def forward(self, x: Tensor, y: Tensor, name: str = "max") -> Tensor:
-        if name == "min":
-            return -self.forward(-x, -y)
         shared = torch.promote_types(x.dtype, y.dtype)
         inner = compute_dtype(torch.empty((), dtype=shared))
+        if torch.onnx.is_in_onnx_export():
+            x, y = torch.broadcast_tensors(x.to(inner), y.to(inner))
+            slopes, offsets, _, _ = self.held[0].keys(x)
+            values = torch.stack((x, y) if name == "min" else (y, x), -1)
+            return exported_mean(exported_weights(x - y, slopes, offsets), values).to(shared)
+        if name == "min":
+            return -self.forward(-x, -y)
         # an infinite number times a weight of 0 would be NaN
         finite_x, finite_y = (torch.nan_to_num(part.to(inner), nan=math.nan) for part in (x, y))
         weight = self.held[0](finite_x - finite_y)
@@ -52,4 +57,4 @@ def prelu(relu: AttentionActivation, x: Tensor, weight: Tensor) -> Tensor:
     if weight.numel() > 1 and weight.ndim == 1:
         weight = weight.reshape(-1, *[1] * (x.ndim - 2))
     given = x.to(inner)
-    return two_slopes(given, relu(given), weight.to(inner)).to(x.dtype)
+    return two_slopes(given, relu, weight.to(inner)).to(x.dtype)
