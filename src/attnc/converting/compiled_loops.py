@@ -108,6 +108,8 @@ def _compile(name: str, dtype: str, path: Path) -> bool:
     """Compile a loop into a library, here if numba is loaded already. Return whether that was possible."""
     if "numba" in sys.modules:
         return write_library(name, dtype, path)
+    if not Path(sys.executable or "").name.startswith("python"):  # a program that embeds Python
+        return False
     command = [sys.executable, "-P", "-m", "attnc.converting.compile_loop", name, dtype, str(path)]
     silent = subprocess.DEVNULL
     try:

@@ -7,6 +7,7 @@ of arrays, so that threads of any pool can call it.
 
 from __future__ import annotations
 
+import functools
 import re
 from types import FunctionType
 from typing import Any
@@ -901,6 +902,7 @@ def _named(name: str, dtype: str) -> Any:
     return made
 
 
+@functools.cache  # the machine code lives as long as the result
 def worker(name: str, dtype: str) -> Any:
     """Compile a loop for a dtype, and return it as a C function of the address of ARGUMENTS.
 

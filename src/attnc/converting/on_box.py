@@ -66,10 +66,8 @@ def on_box(original: nn.Module, converted: nn.Module, box: BoxLike | tuple[float
     with quiet():
         y = walk.whole(x)
         # tokens of one sequence may lie in different parts, and only the errors of kinks are smaller in parts
-        if y is not None and "kink" in walk.kinds and "attention" not in walk.kinds:
-            reached = _in_parts(walk, Interval(domain.lo, domain.hi), x, y)
-        else:
-            reached = None if y is None else (_gaps(y), y.within)
+        is_divided = "kink" in walk.kinds and "attention" not in walk.kinds
+        reached = None if y is None else _in_parts(walk, Interval(domain.lo, domain.hi), x, y, is_divided=is_divided)
     assumptions = (engine_assumption(walk.dtype), LIBM_ASSUMPTION, *walk.assumptions())
     stated = (str(domain) if not _is_pair(box) else f"[{box[0]:g}, {box[1]:g}]^{domain.d}", x.tokens, walk.dtype)  # type: ignore[index]
     if reached is None:
@@ -83,14 +81,16 @@ def _is_pair(box: Any) -> bool:
     return isinstance(box, tuple) and len(box) == 2 and all(isinstance(end, int | float) for end in box)
 
 
-def _in_parts(walk: _Walk, box: Interval, x: Reached, y: Reached) -> tuple[Gaps, Interval]:
+def _in_parts(walk: _Walk, box: Interval, x: Reached, y: Reached, *, is_divided: bool) -> tuple[Gaps, Interval]:
     """Halve the part of the box with the largest bound, again and again. Return the largest gaps, and the range.
+
+    `y` is the output for the whole box. Unless `is_divided`, its gaps and range are returned.
 
     In a smaller part fewer units can be at their kinks, where the errors of ReLUs are.
     """
     parts, started = [(_gaps(y), y.within, box)], _total(_gaps(y))
     most = min(MAX_PARTS, MAX_WEIGHTS // max(1, sum(each.numel() for each in walk.original.parameters())))
-    while len(parts) < most and len(box) <= MAX_AXES:
+    while is_divided and len(parts) < most and len(box) <= MAX_AXES:
         parts.sort(key=lambda part: _total(part[0]))
         whole = _total(parts[-1][0])
         if not whole or (len(parts) == FIRST_PARTS and whole > LEAST_GAIN * started):

@@ -37,7 +37,7 @@ class AttentionMaximum(nn.Module):
         shared = torch.promote_types(x.dtype, y.dtype)
         inner = compute_dtype(torch.empty((), dtype=shared))
         if torch.onnx.is_in_onnx_export():
-            x, y = torch.broadcast_tensors(x.to(inner), y.to(inner))
+            x, y = torch.broadcast_tensors(x.to(inner), y.to(inner))  # type: ignore[no-untyped-call]
             slopes, offsets, _, _ = self.held[0].keys(x)
             values = torch.stack((x, y) if name == "min" else (y, x), -1)
             return exported_mean(exported_weights(x - y, slopes, offsets), values).to(shared)
