@@ -109,3 +109,56 @@ def test_lasso_with_more_columns_than_rows() -> None:
     gap = objective_gap(fit, np.full(40, 0.1))
     assert objective(worse) - objective(model.coef_) <= gap <= 20 * (objective(worse) - objective(model.coef_))
     assert np.isinf(enclose_sparse(fit, np.full(40, 0.1)).coef).all()  # its support is not that of the optimum
+
+
+@pytest.mark.parametrize(("fit_intercept", "weighted"), [(True, True), (False, False)])
+def test_bounds_of_several_classes(fit_intercept: bool, weighted: bool) -> None:
+    X, y = data(5)
+    labels = np.digitize(y, np.quantile(y, [0.4, 0.7]))
+    omega = np.random.default_rng(6).uniform(0.2, 2.0, size=len(X)) if weighted else np.ones(len(X))
+    model = LogisticRegression(C=0.7, fit_intercept=fit_intercept).fit(X, labels, sample_weight=omega)
+    A = np.column_stack([X, np.ones(len(X))]) if fit_intercept else X
+    K, D, d = 3, A.shape[1], X.shape[1]
+    penalty = np.append(np.full(d, 1 / 0.7), np.zeros(int(fit_intercept)))
+    W = np.column_stack([model.coef_, model.intercept_])[:, :D]
+    for _ in range(6):  # Newton's method. The intercepts of the optimum add up to 0
+        P = np.exp(A @ W.T)
+        P /= P.sum(axis=1, keepdims=True)
+        g = ((P - np.eye(K)[labels]) * omega[:, None]).T @ A + penalty * W
+        H = np.zeros((K, D, K, D))
+        for k in range(K):
+            for other in range(K):
+                H[k, :, other] = (A.T * (omega * P[:, k] * ((k == other) - P[:, other]))) @ A
+                H[k, :, other] += np.diag(penalty) * (k == other)
+                H[k, d:, other, d:] += 1.0
+        W = W - np.linalg.solve(H.reshape(K * D, K * D), g.ravel()).reshape(K, D)
+    error, rounding = np.abs(model.coef_ - W[:, :d]), 1e-13
+    assert (error <= model.coef_bound_ + rounding).all()
+    assert (model.coef_bound_ <= 3 * error + rounding).all()
+    assert model.bound_.value < 1e-7
+    if fit_intercept:
+        assert (np.abs(model.intercept_ - W[:, d]) <= model.intercept_bound_ + rounding).all()
+    off = np.abs(A @ W.T - model.decision_function(X))
+    assert model.predict_bound(X).shape == (len(X), K)
+    assert (off <= model.predict_bound(X) + 10 * rounding).all()
+
+
+def test_predictions_of_a_lasso_with_several_optima() -> None:
+    """Two columns are equal, so that weights have no bound. Predictions of combinations of the examples have one."""
+    rng = np.random.default_rng(8)
+    X = rng.normal(size=(8, 12))
+    X = np.column_stack([X, X[:, :2]])
+    y = X[:, 0] + 0.1 * rng.normal(size=8)
+    model = Lasso(0.05).fit(X, y)
+    assert np.isinf(model.coef_bound_).all()
+    mixed = np.vstack([X, X[:3].mean(axis=0), 2 * X[1] - X[2]])
+    bound = model.predict_bound(mixed)
+    assert (bound < 1e-4).all()
+    from sklearn.linear_model import Lasso as Theirs
+
+    exact = Theirs(0.05, tol=1e-14, max_iter=10**6).fit(X, y)
+    assert (np.abs(model.predict(mixed) - exact.predict(mixed)) <= bound).all()
+    outside = model.predict_bound(rng.normal(size=(2, 14)))
+    assert np.isfinite(outside).all()
+    assert (outside > 1e-3).all()
+    assert model.predict_bound(X).max() ** 2 >= model.objective_bound_  # not below what duality allows

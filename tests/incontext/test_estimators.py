@@ -144,7 +144,7 @@ def test_columns_that_depend_on_others_do_not_pass_for_converged():
     [
         (ours.Ridge(alpha=-1), "alpha"),
         (ours.Ridge(method="steepest"), "method"),
-        (ours.Ridge(safeguard=True), "belong to gradient steps"),
+        (ours.Ridge(learning_rate=0.1), "belongs to gradient steps"),
         (ours.Ridge(max_iter=0), "max_iter"),
         (ours.Ridge(tol=0), "tol"),
         (ours.Ridge(max_rows=10), "max_rows=10"),

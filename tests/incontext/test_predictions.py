@@ -9,6 +9,8 @@ from attnc import incontext as ours
 from attnc.incontext import OutsideDomain
 
 theirs = pytest.importorskip("sklearn.linear_model")
+kernel_ridge = pytest.importorskip("sklearn.kernel_ridge")
+neighbors = pytest.importorskip("sklearn.neighbors")
 
 
 def data(rows: int = 40) -> tuple[np.ndarray, np.ndarray]:
@@ -27,7 +29,12 @@ MODELS = [
     ours.PoissonRegressor(0.1),
     ours.PoissonRegressor(0.1, method="nesterov"),
     ours.RidgeSelection(),
+    ours.KernelRidge(0.1, gamma=0.01),
+    ours.NadarayaWatson(max_rows=50),
+    ours.NadarayaWatson(gamma=0.01, corrections=2),
+    ours.KNeighborsRegressor(3, max_rows=50),
 ]
+UNWEIGHTED = ("RidgeSelection", "KernelRidge", "NadarayaWatson", "KNeighborsRegressor")
 
 
 @pytest.mark.parametrize("model", MODELS, ids=str)
@@ -37,7 +44,7 @@ def test_queries_get_their_predictions(model, weighted):
     if "Poisson" in type(model).__name__:
         y = np.round(np.abs(y))
     omega = np.random.default_rng(1).uniform(0.1, 2.0, size=len(X)) if weighted else None
-    if weighted and isinstance(model, ours.RidgeSelection):
+    if weighted and type(model).__name__ in UNWEIGHTED:
         with pytest.raises(TypeError, match="sample_weight"):
             model.fit(X, y, sample_weight=omega)
         return
@@ -59,6 +66,14 @@ def test_classes_get_their_probabilities(method, classes):
     found = model.predict_in_context(X[:9], at_once=4)
     assert np.abs(found - (wanted if classes > 2 else wanted[:, 1])).max() <= 1e-7
     assert (model.predict(X) == reference.predict(X)).all()
+
+
+@pytest.mark.filterwarnings("ignore:column 0, 1 of X is constant")
+@pytest.mark.parametrize("rows", [1, 4])
+def test_examples_that_say_nothing(rows):
+    for model in (ours.Ridge(), ours.Lasso(), ours.Huber()):
+        model.fit(np.zeros((rows, 2)), np.arange(rows) + 1.0)
+        assert np.abs(model.predict_in_context([[3.0, 1.0]]) - model.predict([[3.0, 1.0]])).max() <= 1e-9
 
 
 def test_queries_outside_of_the_domain_are_refused():
@@ -113,6 +128,77 @@ def test_every_example_is_predicted_from_those_before_it(alpha):
     changed = y.copy()
     changed[8:] += 100.0
     assert np.abs(model.causal_predictions(X, changed)[:9] - found[:9]).max() <= 1e-6 * np.abs(wanted).max()
+
+
+LOGISTIC, POISSON = {"tol": 1e-10, "max_iter": 10**5}, {"tol": 1e-12, "solver": "newton-cholesky"}
+L1 = {"tol": 1e-13, "max_iter": 10**6}
+CAUSAL = [
+    (ours.Lasso(0.2), lambda k: theirs.Lasso(0.2, fit_intercept=False, **L1), 0),
+    (ours.ElasticNet(0.2), lambda k: theirs.ElasticNet(0.2, fit_intercept=False, **L1), 0),
+    (ours.Huber(0.5, threshold=3.0), lambda k: ours.Huber(0.5, threshold=3.0, fit_intercept=False), 0),
+    (ours.PoissonRegressor(0.5), lambda k: theirs.PoissonRegressor(alpha=0.5, fit_intercept=False, **POISSON), 0),
+    (ours.LogisticRegression(), lambda k: theirs.LogisticRegression(fit_intercept=False, **LOGISTIC), 2),
+    (ours.LogisticRegression(tol=1e-7), lambda k: theirs.LogisticRegression(fit_intercept=False, **LOGISTIC), 3),
+    (ours.KernelRidge(0.1), lambda k: kernel_ridge.KernelRidge(alpha=0.1, kernel="rbf", gamma=1 / 2), 0),
+    (ours.NadarayaWatson(0.1), lambda k: ours.NadarayaWatson(0.1), 0),
+    (ours.NadarayaWatson(0.1, corrections=2), lambda k: ours.NadarayaWatson(0.1, corrections=2), 0),
+    (ours.KNeighborsRegressor(3), lambda k: neighbors.KNeighborsRegressor(min(3, k)), 0),
+]
+
+
+@pytest.mark.parametrize(("model", "of_prefix", "classes"), CAUSAL, ids=lambda given: str(given)[:40])
+def test_every_estimator_has_a_causal_form(model, of_prefix, classes):
+    rng = np.random.default_rng(3)
+    X = rng.normal(size=(7, 2)) * [1.0, 3.0]
+    y = X @ [1.0, -0.2] + 0.1 * rng.normal(size=7)
+    if "Poisson" in type(model).__name__:
+        y = np.round(np.exp(y / 3))
+    if classes:
+        y = np.digitize(y, [0.0] if classes == 2 else [-0.5, 0.5])
+    made = model.causal(X, y)
+    made.program.check(made.inputs[-1])
+    found = made.predictions()
+    for k in range(1, 7):
+        if classes and len(set(y[:k])) < classes:
+            continue  # scikit-learn takes no fewer classes
+        reference = of_prefix(k).fit(X[:k], y[:k])
+        wanted = (reference.predict_proba if classes else reference.predict)(X[k : k + 1])[0]
+        wanted = wanted[1] if classes == 2 else wanted
+        assert np.abs(found[k] - wanted).max() <= 1e-5 * (1 + np.abs(wanted).max())
+    changed = y.copy()
+    changed[5:] = y[:2]  # no unit changes
+    if not classes or (np.unique(changed) == np.unique(y)).all():
+        again = type(model)(**model.get_params()).causal_predictions(X, changed)
+        assert np.abs(again[:6] - found[:6]).max() <= 1e-6 * (1 + np.abs(found).max())
+
+
+def test_a_causal_program_is_saved_and_exported(tmp_path):
+    from attnc.exports.onnx_file import run_onnx
+
+    pytest.importorskip("onnxruntime")
+    X = np.random.default_rng(4).normal(size=(8, 3))
+    made = ours.PoissonRegressor(0.5).causal(X, np.round(np.exp(X[:, 0])))
+    made.program.save(tmp_path / "program")
+    again = ours.load(tmp_path / "program")
+    assert again.domain == made.program.domain
+    made.program.export_onnx(tmp_path / "program.onnx")
+    (prompt,) = made.inputs
+    found = again(prompt[None])[0]
+    assert np.abs(found - made.predictions()).max() <= 1e-9
+    assert np.abs(run_onnx(tmp_path / "program.onnx", [prompt[None]])[0] - found).max() <= 1e-9
+    with pytest.raises(OutsideDomain, match=r"with the first \d examples, the largest eigenvalue"):
+        again.check(np.where(np.arange(prompt.shape[1]) < 3, 1.7 * prompt, prompt))
+
+
+def test_what_has_no_causal_form():
+    X, y = data()
+    with pytest.raises(ValueError, match="no causal form"):
+        ours.RidgeSelection().causal(X, y)
+    for model in (ours.Lasso(0.0), ours.Huber(0.0), ours.PoissonRegressor(0.0)):
+        with pytest.raises(ValueError, match="alpha > 0"):
+            model.causal(X, np.abs(y))
+    with pytest.raises(ValueError, match="Raise max_iter"):
+        ours.Lasso(0.1, max_iter=3).causal(X, y)
 
 
 @pytest.mark.parametrize("model", [ours.Ridge(2.0), ours.LinearRegression(), ours.Ridge(2.0, fit_intercept=False)])

@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from attnc.errors import MissingExtra
+from attnc.incontext.causal import Causal
 from attnc.incontext.descent import descent_program, run_recorded
 from attnc.incontext.domain import Domain, OutsideDomain
 from attnc.incontext.errors import Norms, Plan, compose, plan_least_squares
@@ -30,6 +31,7 @@ _KERNEL = ("KNeighborsRegressor", "KernelRidge", "NadarayaWatson")
 _ESTIMATORS = dict.fromkeys(_KERNEL, "kernel_models") | dict.fromkeys(_LINEAR, "linear_models")
 
 __all__ = [
+    "Causal",
     "Domain",
     "EncodedHead",
     "EncodedProgram",

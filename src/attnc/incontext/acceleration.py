@@ -22,6 +22,7 @@ from functools import cached_property
 import numpy as np
 
 from attnc.errors import InputError
+from attnc.numerics.arrays import Float
 from attnc.numerics.rounding import up
 
 Penalty = float | np.ndarray
@@ -178,3 +179,13 @@ def steps_for(method: str, L: float, mu: float, tol: float, max_steps: int, eta:
     return 1 + bisect_left(
         range(1, max_steps + 1), True, key=lambda steps: Schedule(method, steps, L, mu, eta).contraction <= tol
     )
+
+
+def eigenvalue_bounds(gram: Float[np.ndarray, "d d"]) -> tuple[float, float]:
+    """Return (L, μ) such that [μ, L] contains all eigenvalues that are not zero up to rounding."""
+    values = np.linalg.eigvalsh(gram)
+    slack = 4 * len(gram) * np.finfo(float).eps * float(max(values[-1], np.finfo(float).tiny))
+    kept = values[values > 2 * slack]
+    if not len(kept):
+        return 1.0, 1.0  # every gradient is zero
+    return float(values[-1] + slack), float(kept[0] - slack)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ LIMIT_SLACK = 1 + 1e-9
 they are computed in another order, and the heads have a quarter more room than the limits."""
 OPTIONAL_SIZES = {"targets": 1, "weighted": False, "queries": 0}
 """Sizes of a prompt that files state only if they differ from these."""
-OPTIONAL_LIMITS = ("query", "turns", "gradient")
+OPTIONAL_LIMITS = ("query", "turns", "gradient", "prefixes")
 """Limits that files may leave out."""
 SMALLEST = 4 * float(np.finfo(float).eps)
 """An eigenvalue counts as zero below this multiple of the number of weights times the largest. Steps do not move the
@@ -75,6 +76,9 @@ class Domain:
         Newton turns that converge on every prompt of the domain. None does not run them.
     gradient : float
         The largest norm of the gradients of these turns, after their factors.
+    prefixes : float or None
+        For causal programs, the power of i/N that multiplies the penalty rows for the first i of N examples. The limits
+        then hold for all of these prefixes. None for other programs.
 
     Examples
     --------
@@ -100,6 +104,7 @@ class Domain:
     has_penalty_rows: bool = False
     turns: Turns | None = None
     gradient: float = math.inf
+    prefixes: float | None = None
 
     def violations(self, tokens: Any, start: Any = None) -> tuple[str, ...]:
         """Return a sentence for every limit that a prompt, or the first weights, exceed.
@@ -156,11 +161,27 @@ class Domain:
             for name, (size, most) in norms.items()
             if size > most * LIMIT_SLACK
         ]
-        if math.isfinite(self.L) and len(X):
-            found += self._of_eigenvalues(self.examples(given))
-        if self.turns is not None and not found and not self.turns.converges(self.examples(given), self.gradient):
-            found.append(f"{self.turns.turns} exact turns of Newton's method do not converge on it")
+        is_checked = math.isfinite(self.L) or self.turns is not None
+        for name, each in self._fits(given) if is_checked and is_present.any() else ():
+            off = self._of_eigenvalues(each) if math.isfinite(self.L) and len(each.X) else []
+            if self.turns is not None and not found and not off and not self.turns.converges(each, self.gradient):
+                off = [f"{self.turns.turns} exact turns of Newton's method do not converge on it"]
+            found += [f"{name}{one}" for one in off]
+            if off:
+                break
         return tuple(found)
+
+    def _fits(self, given: Float[np.ndarray, "rows width"]) -> Iterator[tuple[str, Examples]]:
+        """Return the examples of every fit that the program makes, with the beginning of a sentence about it."""
+        if self.prefixes is None:
+            yield "", self.examples(given)
+            return
+        is_example = given[:, self.prompt.features] != 0
+        numbers = np.cumsum(is_example)
+        for count in range(1, int(numbers[-1]) + 1):
+            share = count / (self.prompt.rows - self.prompt.num_weights * self.has_penalty_rows)
+            rows = np.where(is_example[:, None], given, given * share**self.prefixes)
+            yield f"with the first {count} examples, ", self.examples(rows[~is_example | (numbers <= count)])
 
     def examples(self, rows: Float[np.ndarray, "rows width"]) -> Examples:
         """Return the examples in the rows of a prompt, without padding and queries.
@@ -275,6 +296,7 @@ class Domain:
             given = dict.fromkeys(OPTIONAL_LIMITS) | fields
             turns = None if given["turns"] is None else Turns(**given["turns"])
             limits = {key: math.inf if given[key] is None else float(given[key]) for key in _LIMITS}
+            prefixes = None if given["prefixes"] is None else float(given["prefixes"])
             penalty = tuple(float(number) for number in fields["penalty"])
             found = cls(
                 prompt,
@@ -283,6 +305,7 @@ class Domain:
                 mean=bool(fields["mean"]),
                 has_penalty_rows=bool(fields["has_penalty_rows"]),
                 turns=turns,
+                prefixes=prefixes,
             )
         except (KeyError, TypeError, ValueError, InputError) as error:
             raise FileError(f"the domain of the program cannot be read: {error}") from None

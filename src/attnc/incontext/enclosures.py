@@ -21,19 +21,20 @@ arithmetic first: w = Tθ with (x, 1)·T = ((x − mean)/scale, 1), and the theo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import flint
 import numpy as np
-from scipy.special import expit
+from scipy.special import expit, softmax
 
 from attnc.errors import InputError
 from attnc.incontext.descent import Task
 from attnc.incontext.differences import rounded_up
 from attnc.incontext.newton import NewtonTask
 from attnc.incontext.newton_glm import CurvedTask
+from attnc.incontext.softmax_regression import SoftmaxTask
 from attnc.incontext.turns import CURVATURES, HUBER
 from attnc.numerics.arrays import Float
 from attnc.numerics.bound import Bound
@@ -46,6 +47,9 @@ OUTWARD = 1 + 1e-9
 RADIUS_TRIES = (1.01, 1.2, 2.0, 8.0)
 """The radii that are tried, as multiples of |Rg|. The first suffices near the optimum."""
 
+MOST_CLASS_WEIGHTS = 700
+"""Maximum number of weights of all classes for which radii are computed. The Hessian and its inverse are then
+multiplied in long double in a second or two."""
 SMALLEST_SLOPE = 1e-300
 """Slopes below this may be rounded to 0. They count as an error of this size."""
 ZERO = 1e-9
@@ -106,7 +110,7 @@ class Fit:
     def weights(self) -> Float[np.ndarray, " rows"]:
         """The weights ω_i in float64."""
         if self.omega is None:
-            return np.ones(len(self.y))
+            return np.ones(len(self.X))
         return np.exp(self.omega) if self.is_log else self.omega
 
     def exact_weights(self) -> list[flint.arb]:
@@ -164,16 +168,20 @@ def enclose(fit: Fit) -> Enclosure:
     """Return proven radii of the optimum about the weights that were found."""
     if fit.loss != "squared" and fit.loss not in CURVATURES:
         raise InputError(f"the loss is squared, {', '.join(CURVATURES)}, found {fit.loss!r}")
-    (mean, scale), d = fit.units, fit.X.shape[1]
-    theta = _radii(fit)
+    return _enclosure(_radii(fit), fit.units, fit.intercept is not None)
+
+
+def _enclosure(theta: Float[np.ndarray, " weights"], units: tuple[np.ndarray, np.ndarray], has_own: bool) -> Enclosure:
+    """Return the radii in the units of the data, from those for the centred and scaled columns."""
+    (mean, scale), d = units, len(units[0])
     with np.errstate(invalid="ignore", over="ignore"):
         coef = np.nan_to_num(theta[:d] / scale * OUTWARD, nan=math.inf, posinf=math.inf)
         own = 0.0
-        if fit.intercept is not None:
+        if has_own:
             own = (
                 float((theta[d] + np.abs(mean / scale) @ theta[:d]) * OUTWARD) if np.isfinite(theta).all() else math.inf
             )
-    return Enclosure(coef, own, theta, fit.units)
+    return Enclosure(coef, own, theta, units)
 
 
 def enclose_sparse(fit: Fit, l1: Float[np.ndarray, " features"]) -> Enclosure:
@@ -271,6 +279,48 @@ def objective_gap(fit: Fit, l1: Float[np.ndarray, " features"]) -> float:
         return max(0.0, float(gap.upper()) * OUTWARD) if gap.is_finite() else math.inf
 
 
+def prediction_bound(
+    fit: Fit, l1: Float[np.ndarray, " features"], gap: float, X: Float[np.ndarray, "rows features"]
+) -> Float[np.ndarray, " rows"]:
+    """Return a bound of |x·(w − w*) + b − b*| for every optimum (w*, b*), from a bound of F(w) − F*, a mean.
+
+    Theorem.  Let f_i be the fitted values, W = Σ ω_i, and Σ_i a_i = 1 if there is an intercept. Then
+              |x·Δw + Δb| ≤ √(Σ a_i²/ω_i)·√(2W·gap) + |x − Σ a_i x_i|_∞·|Δw|₁,   |Δw|₁ ≤ |w|₁ + F(w)/min_c l1_c.
+    Proof.    F is a convex function plus Σ ω_i (f_i − y_i)²/2W, so Σ ω_i (f_i − f*_i)² ≤ 2W·gap. By Cauchy and Schwarz
+              |Σ a_i Δf_i| is at most the first term. The rest is (x − Σ a_i x_i)·Δw. The norm of w* is bounded by
+              min l1·|w*|₁ ≤ F(w*) ≤ F(w). ∎
+
+    So an x in the span of the examples has a finite bound, where weights have none. Rounding leaves 1 − Σ a_i = η; then
+    η·Δb is added, with |Δb| ≤ |mean x|_∞·|Δw|₁, as b = mean (y − w·x) for both.
+    """
+    n, omega = len(fit.X), fit.weights
+    has_own, u = fit.intercept is not None, float(np.finfo(np.longdouble).eps)
+    (mean, scale), own = fit.units, fit.intercept or 0.0
+    residuals = fit.X @ fit.coef + own - fit.y
+    value = (
+        float(omega @ residuals**2) / (2 * fit.total)
+        + float(fit.penalty @ fit.coef**2) / 2
+        + float(l1 @ np.abs(fit.coef))
+    )
+    with np.errstate(divide="ignore", invalid="ignore"):
+        moved = (float(np.abs(fit.coef).sum()) + np.float64(value) / l1.min(initial=math.inf)) * OUTWARD
+    roots = np.sqrt(omega)
+    extended = np.column_stack([(fit.X - mean) / scale, np.ones((n, int(has_own)))]) * roots[:, None]
+    asked = np.column_stack([(X - mean) / scale, np.ones((len(X), int(has_own)))])
+    a = np.linalg.lstsq(extended.T, asked.T, rcond=None)[0].T * roots  # Σ (a_i/√ω_i)·√ω_i·x_i = x
+    exact, at = a.astype(np.longdouble), fit.X.astype(np.longdouble)
+    sizes = np.abs(a) @ np.abs(fit.X) + np.abs(X)
+    left = np.abs(X - exact @ at).astype(np.float64) + gamma(n + 3, u) * sizes
+    rest = left.max(axis=1, initial=0.0)
+    if has_own:
+        eta = np.abs(1 - exact.sum(axis=1)).astype(np.float64) + gamma(n + 3, u) * (1 + np.abs(a).sum(axis=1))
+        rest = rest + eta * float(np.abs(omega @ fit.X / omega.sum()).max(initial=0)) * OUTWARD
+    spread = np.sqrt((a**2 / omega).sum(axis=1)) * math.sqrt(2 * fit.total * gap)
+    with np.errstate(invalid="ignore"):
+        found: np.ndarray = (spread + np.where(rest > 0, rest * moved, 0.0)) * OUTWARD
+    return np.where(np.isnan(found), np.inf, found)
+
+
 def _radii(fit: Fit) -> Float[np.ndarray, " weights"]:
     """Return the radii for the centred and scaled columns."""
     u = float(np.finfo(np.longdouble).eps)
@@ -290,9 +340,33 @@ def _radii(fit: Fit) -> Float[np.ndarray, " weights"]:
     H[np.arange(d), np.arange(d)] += pen
     of_H[np.arange(d), np.arange(d)] += pen
     # Entries of A, slopes and products are rounded, and slopes are enclosed up to the factor e^{±spread}.
-    relative = gamma(len(A) + 12, u) + math.expm1(spread)
+    relative = gamma(len(A) + 12, u) + math.expm1(min(spread, 700.0))
     relative += gamma(len(A) + 2, float(np.finfo(float).eps)) if fit.is_mean else 0.0
     error_H = relative * of_H + len(A) * SMALLEST_SLOPE * np.abs(A).max(initial=0) ** 2
+    longest = float(np.sqrt((A.astype(np.float64) ** 2).sum(axis=1)).max(initial=0)) * OUTWARD
+
+    def changed(r: float) -> np.ndarray:
+        if fit.loss == HUBER:
+            at_threshold = _may_cross(fit, A, r)[:, None]
+            return np.abs(A).T @ (np.abs(A) * fit.weights[:, None] * at_threshold)
+        return (0.0 if fit.loss == "squared" else math.expm1(min(longest * r, 700.0))) * of_H
+
+    return _contracted(H, error_H, middle, radius, changed)
+
+
+def _contracted(
+    H: np.ndarray,
+    error_H: np.ndarray,
+    middle: np.ndarray,
+    radius: np.ndarray,
+    changed: Callable[[float], np.ndarray],
+) -> Float[np.ndarray, " weights"]:
+    """Return the radii of the theorem, or infinite ones.
+
+    H is the Hessian, and error_H bounds its error. The gradient is within `radius` of `middle`, and `changed(r)` bounds
+    the change of the Hessian on the ball of radius r.
+    """
+    u = float(np.finfo(np.longdouble).eps)
     try:
         R = np.linalg.inv(H.astype(np.float64)).astype(np.longdouble)
     except np.linalg.LinAlgError:
@@ -302,15 +376,9 @@ def _radii(fit: Fit) -> Float[np.ndarray, " weights"]:
         left = np.abs(np.eye(len(H)) - R @ H) + gamma(len(H) + 4, u) * (np.eye(len(H)) + np.abs(R) @ np.abs(H))
         left = left + np.abs(R) @ error_H
         moved = float(np.linalg.norm(step.astype(np.float64))) * OUTWARD
-        longest = float(np.sqrt((A.astype(np.float64) ** 2).sum(axis=1)).max(initial=0)) * OUTWARD
         for factor in RADIUS_TRIES:
             r = moved * factor
-            if fit.loss == HUBER:
-                at_threshold = _may_cross(fit, A, r)[:, None]
-                changed = np.abs(R) @ (np.abs(A).T @ (np.abs(A) * fit.weights[:, None] * at_threshold))
-            else:
-                changed = (0.0 if fit.loss == "squared" else math.expm1(min(longest * r, 700.0))) * (np.abs(R) @ of_H)
-            E = (left + changed).astype(np.float64) * OUTWARD
+            E = (left + np.abs(R) @ changed(r)).astype(np.float64) * OUTWARD
             norm = float(np.linalg.norm(E)) * OUTWARD
             if norm < 1 and moved + norm * r <= r:
                 found: np.ndarray = (step.astype(np.float64) + np.linalg.norm(E, axis=1) * r) * OUTWARD
@@ -334,6 +402,114 @@ def _slopes(fit: Fit, u: float) -> tuple[np.ndarray, float]:
     off += float(np.abs(z - z64).max(initial=0)) + rounding
     made = np.exp(z64) if fit.loss == "poisson" else expit(z64) * expit(-z64)
     return fit.weights * made.astype(np.longdouble), off
+
+
+def enclose_classes(
+    fit: Fit, labels: Float[np.ndarray, "rows classes"], weights: Float[np.ndarray, "classes weights"]
+) -> list[Enclosure]:
+    """Return proven radii for the cross entropy of the softmax, for each class.
+
+    Parameters
+    ----------
+    fit : Fit
+        The examples and the penalties. Its loss, targets and weights are not used, but for whether it has an intercept.
+    labels : array of shape (rows, classes)
+        The targets, one-hot.
+    weights : array of shape (classes, weights)
+        The weights that were found, those of the intercepts last.
+
+    Without a penalty, the same number may be added to a weight of all classes. The optimum of the theorem is the one
+    at which such weights add up to 0. It is also that of F + ½ Σ_c s_c (Σ_k w_kc)², s_c > 0, over these columns c, and
+    to this function the theorem is applied. With p the probabilities, the Hessian consists of
+    Σ ω_i p_ik ([k = l] − p_il) x_i x_iᵀ. If scores change by at most δ, p and 1 − p change by factors in e^{±2δ}, and
+    so these terms by factors in e^{±4δ}.
+    """
+    (mean, scale), (n, d) = fit.units, fit.X.shape
+    K, has_own, u = labels.shape[1], fit.intercept is not None, float(np.finfo(np.longdouble).eps)
+    width = d + has_own
+    theta = np.full((K, width), np.inf)
+    if K * width <= MOST_CLASS_WEIGHTS and np.isfinite(weights).all():
+        A = (fit.X.astype(np.longdouble) - mean) / scale
+        A = np.column_stack([A, np.ones(n, np.longdouble)]) if has_own else A
+        pen = (fit.penalty.astype(np.longdouble) ** (2 if fit.is_root else 1)) / scale.astype(np.longdouble) ** 2
+        pen = np.append(pen, np.zeros(int(has_own)))
+        z = fit.X.astype(np.longdouble) @ weights[:, :d].T + (weights[:, d] if has_own else 0.0)
+        sizes = np.abs(fit.X) @ np.abs(weights[:, :d]).T + (np.abs(weights[:, d]) if has_own else 0.0)
+        p = softmax(z.astype(np.float64), axis=1).astype(np.longdouble)
+        off = gamma(d + 3, u) * float(sizes.max(initial=0)) + float(np.abs(z - z.astype(np.float64)).max(initial=0))
+        # A rounding of z changes p and 1 − p by a factor in e^{±2·off}. The softmax of float64 adds roundings.
+        spread = 4 * off + (2 * K + 128) * float(np.finfo(float).eps)
+        others = np.stack([np.delete(p, k, axis=1).sum(axis=1) for k in range(K)], axis=1)
+        flat = np.where(pen == 0, max(1.0, float(fit.weights.sum())) / K, 0.0).astype(np.longdouble)
+        H = np.zeros((K, width, K, width), np.longdouble)
+        of_H = np.zeros_like(H)
+        for k in range(K):
+            for other in range(K):
+                slopes = fit.weights * (p[:, k] * (others[:, k] if k == other else -p[:, other]))
+                H[k, :, other] = A.T @ (A * slopes[:, None])
+                of_H[k, :, other] = np.abs(A).T @ np.abs(A * slopes[:, None])
+        error_H = (gamma(n + 12, u) + math.expm1(min(spread, 700.0))) * of_H
+        error_H += n * SMALLEST_SLOPE * float(np.abs(A).max(initial=0)) ** 2
+        change = of_H.reshape(K * width, K * width).copy()
+        each = np.arange(width)
+        for k in range(K):
+            H[k, each, k, each] += pen
+            error_H[k, each, k, each] += 4 * u * pen
+            for other in range(K):
+                H[k, each, other, each] += flat
+                error_H[k, each, other, each] += 4 * u * (flat + np.abs(H[k, each, other, each]))
+        middle, radius = _class_gradient(fit, labels, weights, flat)
+        longest = float(np.sqrt((A.astype(np.float64) ** 2).sum(axis=1)).max(initial=0)) * OUTWARD
+
+        def changed(r: float) -> np.ndarray:
+            found: np.ndarray = math.expm1(min(4 * longest * r, 700.0)) * change
+            return found
+
+        square = (K * width, K * width)
+        theta = _contracted(H.reshape(square), error_H.reshape(square), middle, radius, changed).reshape(K, width)
+    return [_enclosure(one, fit.units, has_own) for one in theta]
+
+
+def _class_gradient(
+    fit: Fit, labels: np.ndarray, weights: np.ndarray, flat: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the middle and the radius of an enclosure of the gradient of `enclose_classes`."""
+    (mean, scale), (n, d) = fit.units, fit.X.shape
+    K, has_own = labels.shape[1], fit.intercept is not None
+    with precise():
+        X = flint.arb_mat(n, d, [flint.arb(x) for x in fit.X.ravel().tolist()])
+        W = flint.arb_mat(d, K, [flint.arb(x) for x in weights[:, :d].T.ravel().tolist()])
+        own = [flint.arb(x) for x in (weights[:, d].tolist() if has_own else [0.0] * K)]
+        scores, residuals = X * W, []
+        for i, omega in enumerate(fit.exact_weights()):
+            powers = [(scores[i, k] + own[k]).exp() for k in range(K)]
+            total = sum(powers, flint.arb(0))
+            residuals += [
+                (power / total - flint.arb(y)) * omega for power, y in zip(powers, labels[i].tolist(), strict=True)
+            ]
+        R = flint.arb_mat(n, K, residuals)
+        sums, totals = X.transpose() * R, [sum((R[i, k] for i in range(n)), flint.arb(0)) for k in range(K)]
+        together = [sum((W[c, k] for k in range(K)), flint.arb(0)) for c in range(d)]
+        found = []
+        for k in range(K):
+            for c in range(d):
+                penalty = flint.arb(float(fit.penalty[c])) ** (2 if fit.is_root else 1)
+                g = sums[c, k] + penalty * W[c, k] - flint.arb(float(mean[c])) * totals[k]
+                g = g / flint.arb(float(scale[c])) + flint.arb(float(flat[c])) * together[c] * flint.arb(
+                    float(scale[c])
+                )
+                found.append(g)
+            if has_own:  # the intercept of θ is that of w, with the means
+                shifts = sum((flint.arb(float(mean[c])) * together[c] for c in range(d)), flint.arb(0))
+                found.append(totals[k] + flint.arb(float(flat[d])) * (sum(own, flint.arb(0)) + shifts))
+        return _middles(found)
+
+
+def _middles(found: list[flint.arb]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the middles and the radii of numbers of Arb, rounded up."""
+    middle = [float(entry.mid()) for entry in found]
+    off = [entry - flint.arb(m) if math.isfinite(m) else flint.arb(0) for entry, m in zip(found, middle, strict=True)]
+    return np.array(middle), np.array([float(one.abs_upper()) * (1 + 2**-50) for one in off])
 
 
 def _may_cross(fit: Fit, A: np.ndarray, r: float) -> np.ndarray:
@@ -371,11 +547,7 @@ def _gradient(fit: Fit) -> tuple[np.ndarray, np.ndarray]:
             found.append((g - flint.arb(float(mean[c])) * total) / flint.arb(float(scale[c])))
         if fit.intercept is not None:
             found.append(total)
-        middle = [float(entry.mid()) for entry in found]
-        off = [
-            entry - flint.arb(m) if math.isfinite(m) else flint.arb(0) for entry, m in zip(found, middle, strict=True)
-        ]
-        return np.array(middle), np.array([float(one.abs_upper()) * (1 + 2**-50) for one in off])
+        return _middles(found)
 
 
 @contextmanager
@@ -421,6 +593,11 @@ def prompt_bound(task: Task | NewtonTask | CurvedTask, tokens: np.ndarray, weigh
         share = CURVATURES[task.loss]  # a power of two
         penalty = penalty * math.sqrt(share)
     omega = given[:, prompt.features + 1] if prompt.weighted else None
+    if isinstance(task, SoftmaxTask):
+        labels, zeros = given[:, -prompt.targets :], np.zeros(d)
+        fit = Fit(task.loss, given[:, :d], zeros, zeros, None, penalty, omega=omega, is_log=omega is not None)
+        value = math.hypot(*(one.distance for one in enclose_classes(fit, labels, weights)))
+        return rounded_up(("optimality", value, "the distance to the optimum on the stored prompt"))
     distances = []
     for w, y in zip(np.atleast_2d(weights), given[:, -prompt.targets :].T, strict=True):
         fit = Fit(task.loss, given[:, :d], y, w, None, penalty, is_root, omega=omega, is_mean=task.mean)

@@ -293,7 +293,8 @@ def compose(first: Plan, second: Plan, dtype: str = "float64") -> tuple[Program,
     Raises
     ------
     InputError
-        If the second task is planned for a smaller start than the first may return.
+        If the second task is planned for a smaller start than the first may return, or a task of Poisson regression has
+        other than plain steps.
 
     Examples
     --------
@@ -310,6 +311,9 @@ def compose(first: Plan, second: Plan, dtype: str = "float64") -> tuple[Program,
             f"the second task is planned for a start of norm ≤ {second.start:.3g}, but the first may return weights of "
             f"norm {first.reached:.3g}: plan it with start=first.reached"
         )
+    for plan in (first, second):
+        if plan.task.loss != "squared" and plan.task.schedule.method != "plain":
+            raise InputError(f"tasks of the {plan.task.loss} loss are composed with plain steps")
     program = descent_program([first.task, second.task], dtype)
     contraction = second.task.schedule.contraction
     terms = [(f"first: {t.name}", contraction * t.value, t.reason) for t in first.bound.terms[1:]]

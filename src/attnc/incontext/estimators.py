@@ -16,15 +16,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, check_X_y, validate_data
 
 from attnc.engines.prompt import run
 from attnc.errors import InputError
 from attnc.exports.safe_files import PathLike
 from attnc.incontext.acceleration import METHODS, Schedule, steps_for
+from attnc.incontext.causal import Causal
 from attnc.incontext.descent import Task, run_recorded
 from attnc.incontext.domain import Domain
-from attnc.incontext.enclosures import Fit, enclose, enclose_sparse
+from attnc.incontext.enclosures import Enclosure, Fit, enclose, enclose_sparse
+from attnc.incontext.gates import limits_of, safeguarded
 from attnc.incontext.newton import NewtonTask
 from attnc.incontext.newton_glm import CurvedTask
 from attnc.incontext.programs import InContextProgram
@@ -57,7 +59,8 @@ class FitError(InputError, ValueError):
 Rule = tuple[Callable[[Any], bool], str]
 
 
-def _is_count(value: Any) -> bool:
+def is_count(value: Any) -> bool:
+    """Return whether a parameter is a whole number of at least 1."""
     return isinstance(value, int | np.integer) and bool(value >= 1)
 
 
@@ -71,8 +74,8 @@ RULES: dict[str, Rule] = {
     "l1_ratio": (lambda value: 0 <= value <= 1, "l1_ratio is between 0 and 1"),
     "C": (_is_positive, "C is a positive number"),
     "gamma": (lambda value: value is None or _is_positive(value), "gamma is a positive number"),
-    "n_neighbors": (_is_count, "n_neighbors is a whole number ≥ 1"),
-    "max_iter": (_is_count, "max_iter is a whole number ≥ 1"),
+    "n_neighbors": (is_count, "n_neighbors is a whole number ≥ 1"),
+    "max_iter": (is_count, "max_iter is a whole number ≥ 1"),
     "tol": (lambda value: 0 < value < 1, "tol is between 0 and 1"),
 }
 """Name of a parameter → a test of its value, and a sentence that states the allowed values."""
@@ -122,10 +125,7 @@ class InContextEstimator(BaseEstimator, abc.ABC):  # type: ignore[misc]
             y = np.asarray(y, np.float64)
         else:
             X, y = validate_data(self, X, y, dtype=np.float64)
-        given = self.get_params()
-        for name, (is_allowed, allowed) in self.rules.items():
-            if name in given and not is_allowed(given[name]):
-                raise FitError(f"{allowed}, found {given[name]!r}")
+        self._check_parameters()
         self._weighing = Weighing()
         if sample_weight is not None:
             omega = np.asarray(_check_sample_weight(sample_weight, X, dtype=np.float64))
@@ -138,6 +138,91 @@ class InContextEstimator(BaseEstimator, abc.ABC):  # type: ignore[misc]
         except InputError as error:
             raise FitError(str(error)) from None
         return self
+
+    def _check_parameters(self) -> None:
+        given = self.get_params()
+        for name, (is_allowed, allowed) in self.rules.items():
+            if name in given and not is_allowed(given[name]):
+                raise FitError(f"{allowed}, found {given[name]!r}")
+
+    def causal(self, X: Any, y: Any) -> Causal:
+        """Return one program that predicts every example from the examples before it.
+
+        It is for data of this size and these norms. The estimator itself is not fitted. Linear models have no intercept
+        here, and do not centre columns: `attnc.incontext.causal` tells why.
+
+        Parameters
+        ----------
+        X : array-like of shape (rows, features)
+            The examples in their order.
+        y : array-like of shape (rows,)
+            Their targets.
+
+        Returns
+        -------
+        Causal
+            The program, its inputs for these examples, and the unit of its predictions.
+
+        Raises
+        ------
+        FitError
+            If the data or a parameter cannot be used, or steps do not converge on a prefix. It is also a ValueError.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> causal = attnc.incontext.KNeighborsRegressor(n_neighbors=1).causal([[0.0], [9.0], [1.0]], [5.0, 2.0, 1.0])
+        >>> causal.predictions().tolist()
+        [0.0, 5.0, 5.0]
+        """
+        if self.takes_numbers:
+            X, y = check_X_y(X, y, dtype=np.float64, y_numeric=True)
+            y = np.asarray(y, np.float64)
+        else:
+            X, y = check_X_y(X, y, dtype=np.float64)
+        self._check_parameters()
+        try:
+            return self._causal(X, y)
+        except InputError as error:
+            raise FitError(str(error)) from None
+
+    def causal_predictions(self, X: Any, y: Any) -> Float[np.ndarray, " *shape"]:
+        """Predict the target of every example from the examples before it, by the program of `causal`.
+
+        Parameters
+        ----------
+        X : array-like of shape (rows, features)
+            The examples in their order.
+        y : array-like of shape (rows,)
+            Their targets.
+
+        Returns
+        -------
+        Array of shape (rows,), or (rows, classes) for more than two classes. The first prediction is that of weights 0.
+        For two classes it is the probability of the second.
+
+        Raises
+        ------
+        FitError
+            If the data or a parameter cannot be used, or steps diverge on a prefix. It is also a ValueError.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> model = attnc.incontext.LinearRegression(fit_intercept=False)
+        >>> found = model.causal_predictions([[1.0], [2.0], [4.0]], [3.0, 6.0, 12.0])
+        >>> [round(float(value), 6) + 0.0 for value in found]
+        [0.0, 6.0, 12.0]
+        """
+        made = self.causal(X, y)
+        try:
+            return made.predictions()
+        except InputError as error:
+            raise FitError(str(error)) from None
+
+    @abc.abstractmethod
+    def _causal(self, X: Float[np.ndarray, "rows features"], y: np.ndarray) -> Causal:
+        """Return the causal form for checked data, with checked parameters."""
 
     @abc.abstractmethod
     def _fit(self, X: Float[np.ndarray, "rows features"], y: np.ndarray) -> None:
@@ -271,12 +356,13 @@ class SteppingEstimator(InContextEstimator):
 
     rules: ClassVar[dict[str, Rule]] = method_rule(*METHODS)
 
-    def _steps(self, L: float, mu: float, eta: float | None = None) -> int:
+    def _steps(self, L: float, mu: float, eta: float | None = None, method: str | None = None) -> int:
         """Return the number of steps that bring the error to tol, at most max_iter; warn if max_iter is too small."""
-        steps = steps_for(self.method, L, mu, self.tol, int(self.max_iter), eta)
+        method = method or self.method
+        steps = steps_for(method, L, mu, self.tol, int(self.max_iter), eta)
         if steps > self.max_iter:
             warn_of(
-                f"{self.max_iter} steps of {self.method} do not bring the error to tol={self.tol:g} of its start: the "
+                f"{self.max_iter} steps of {method} do not bring the error to tol={self.tol:g} of its start: the "
                 f"eigenvalues lie between mu={mu:.3g} and L={L:.3g}. Raise max_iter, or alpha, or drop columns that "
                 "nearly depend on others.",
                 stacklevel=5,
@@ -430,6 +516,10 @@ class LinearEstimator(SteppingEstimator):
         self.start_ = inputs[0].reshape(-1)[:num_weights]
         start = self.start_ if task.prompt.targets == 1 else np.tile(self.start_, (task.prompt.targets, 1))
         weights, self.trajectory_ = run_recorded(self.program_.program, inputs, start, task.iterate, task.token)
+        if self._has_gates and np.isfinite(self.trajectory_).all():
+            self.program_, self.prompt_ = self._guarded(task, self.program_), self._below_start(inputs)
+            made = self.program_.program
+            weights, self.trajectory_ = run_recorded(made, [self.prompt_], start, task.iterate, task.token)
         examples = self.prompt_[-task.prompt.rows :]
         present = examples[examples[:, task.prompt.features] != 0]
         is_zero = ~present[:, :features].any(axis=0)  # a column without an example tells nothing
@@ -438,6 +528,31 @@ class LinearEstimator(SteppingEstimator):
         intercept = units.centre + own - self.coef_ @ units.mean
         self.intercept_: Any = float(intercept) if intercept.ndim == 0 else intercept
         return weights, Objective.of(task, examples).gradient(weights)
+
+    @property
+    def _longest(self) -> float:
+        """The largest norm of an example in the domain, or 1 if all examples are zero."""
+        return self.program_.domain.x or 1.0
+
+    @property
+    def _has_gates(self) -> bool:
+        """Whether the program is to have gates of `gates`. Plans of least squares have their own."""
+        return bool(getattr(self, "safeguard", False)) and not (isinstance(self.task_, Task) and self.task_.clip)
+
+    def _guarded(self, task: AnyTask, program: InContextProgram) -> InContextProgram:
+        """Return a program of the task with gates. The limit of weights is a power of two above those on the way."""
+        most = 4 * float(np.abs(self.trajectory_).max(initial=0)) or 1.0
+        domain = replace(program.domain, start=float(np.linalg.norm(self.start_)))
+        kept = limits_of(task, math.ldexp(1.0, math.frexp(most)[1]))
+        made, limit = safeguarded(program.program, kept, domain)
+        return InContextProgram(made, domain, program.algorithm, program.bound, limit)
+
+    @staticmethod
+    def _below_start(inputs: Sequence[np.ndarray]) -> Float[np.ndarray, "rows width"]:
+        """Return the first weights above the prompt."""
+        if len(inputs) == 1:
+            return inputs[0]
+        return np.vstack([np.pad(inputs[0], (0, inputs[1].shape[1] - len(inputs[0]))), inputs[1]])
 
     @property
     def _constant(self) -> float:
@@ -456,7 +571,9 @@ class LinearEstimator(SteppingEstimator):
 
     def _enclose(self, fits: Sequence[Fit], l1: np.ndarray | None = None) -> None:
         """Set `coef_bound_` and `intercept_bound_` from the objective in the user's units, one for each target."""
-        found = [enclose(fit) if l1 is None else enclose_sparse(fit, l1) for fit in fits]
+        self._set_enclosures([enclose(fit) if l1 is None else enclose_sparse(fit, l1) for fit in fits])
+
+    def _set_enclosures(self, found: list[Enclosure]) -> None:
         self._enclosures = found
         self.coef_bound_ = np.stack([one.coef for one in found]).reshape(self.coef_.shape)
         own = np.array([one.intercept for one in found])
@@ -536,9 +653,9 @@ class LinearEstimator(SteppingEstimator):
         ((6, 3), (2,))
         """
         check_is_fitted(self)
-        if not _is_count(queries) or not _is_positive(reach):
+        if not is_count(queries) or not _is_positive(reach):
             raise FitError(f"queries is a whole number ≥ 1 and reach is positive, found {queries!r} and {reach!r}")
-        prompt, limit = replace(self.task_.prompt, queries=int(queries)), reach * self.program_.domain.x
+        prompt, limit = replace(self.task_.prompt, queries=int(queries)), reach * self._longest
         task: AnyTask
         if isinstance(self.task_, NewtonTask):
             task = replace(self.task_, prompt=prompt, query=limit)
@@ -552,7 +669,8 @@ class LinearEstimator(SteppingEstimator):
                 asked = min(asked, self.task_.reach + MEAN_EXCESS)
             task = replace(self.task_, prompt=prompt, asked=asked)
         domain = replace(self.program_.domain, prompt=prompt, query=limit)
-        return InContextProgram(task.program(), domain, type(self).__name__)
+        made = InContextProgram(task.program(), domain, type(self).__name__)
+        return self._guarded(task, made) if self._has_gates else made
 
     def predict_in_context(self, X: Any, at_once: int = 16) -> Float[np.ndarray, " *shape"]:
         """Predict by the program alone: queries are tokens of the prompt, and it returns their predictions.
@@ -583,14 +701,10 @@ class LinearEstimator(SteppingEstimator):
         if isinstance(self.task_, CurvedTask) and self.task_.prompt.num_weights > columns.shape[1]:
             asked[:, columns.shape[1]] = self._constant
         longest = float(np.sqrt((asked**2).sum(axis=1)).max(initial=0))
-        reach = max(QUERY_ROOM, longest / self.program_.domain.x * (1 + 1e-9))
+        reach = max(QUERY_ROOM, longest / self._longest * (1 + 1e-9))
         program = self.predictor(at_once, reach)
-        answers = []
-        for block in (asked[i : i + at_once] for i in range(0, len(asked), at_once)):
-            tokens = np.vstack([self.prompt_, block, np.zeros((at_once - len(block), width))])
-            inputs = [tokens] if len(program.input_shapes) == 1 else [self.start_, tokens]
-            answers.append(run(program.program, inputs)[: len(block)])
-        return self._in_units(np.concatenate(answers))
+        starts = (self.start_,) if len(program.input_shapes) == 2 else ()
+        return self._in_units(answers_of(program, starts, self.prompt_, asked))
 
     def _in_units(self, answers: Float[np.ndarray, " *shape"]) -> Float[np.ndarray, " *shape"]:
         """Return predictions of the program in the units of the data."""
@@ -598,11 +712,16 @@ class LinearEstimator(SteppingEstimator):
         return found
 
 
-def eigenvalue_bounds(gram: Float[np.ndarray, "d d"]) -> tuple[float, float]:
-    """Return (L, μ) such that [μ, L] contains all eigenvalues that are not zero up to rounding."""
-    values = np.linalg.eigvalsh(gram)
-    slack = 4 * len(gram) * np.finfo(float).eps * float(max(values[-1], np.finfo(float).tiny))
-    kept = values[values > 2 * slack]
-    if not len(kept):
-        return 1.0, 1.0  # every gradient is zero
-    return float(values[-1] + slack), float(kept[0] - slack)
+def answers_of(
+    program: InContextProgram,
+    starts: tuple[np.ndarray, ...],
+    prompt: np.ndarray,
+    asked: Float[np.ndarray, "rows width"],
+) -> Float[np.ndarray, "rows ..."]:
+    """Return the predictions of a program for all queries, as many at once as it takes."""
+    at_once, width = program.domain.prompt.queries, asked.shape[1]
+    answers = []
+    for block in (asked[i : i + at_once] for i in range(0, len(asked), at_once)):
+        tokens = np.vstack([prompt, block, np.zeros((at_once - len(block), width))])
+        answers.append(run(program.program, [*starts, tokens])[: len(block)])
+    return np.concatenate(answers)

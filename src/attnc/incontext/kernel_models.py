@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
-from sklearn.base import RegressorMixin
+from sklearn.base import RegressorMixin, clone
 from sklearn.metrics.pairwise import rbf_kernel
 from sklearn.utils.validation import check_is_fitted
 
 from attnc.engines.prompt import remember, run
 from attnc.incontext.acceleration import Schedule
+from attnc.incontext.causal import Causal, of_predictor
 from attnc.incontext.domain import Domain
 from attnc.incontext.estimators import (
     POSITIVE_ALPHA,
@@ -22,10 +23,14 @@ from attnc.incontext.estimators import (
     InContextEstimator,
     Rule,
     SteppingEstimator,
+    Weighing,
+    answers_of,
+    is_count,
     method_rule,
 )
 from attnc.incontext.kernels import Kernel, kernel_ridge, nadaraya_watson, nearest, universal_bound
 from attnc.incontext.programs import InContextProgram
+from attnc.incontext.side_by_side import with_queries
 from attnc.ir.program import Program
 from attnc.numerics.arrays import Float
 from attnc.numerics.bound import Bound
@@ -50,8 +55,8 @@ class QueriedRegressor(RegressorMixin, InContextEstimator):  # type: ignore[misc
     """A regressor whose program takes (queries, prompt_). Columns are centred and not scaled, which keeps distances."""
 
     @abc.abstractmethod
-    def _program(self, size: float) -> Program:
-        """Return the program for queries of at most this norm."""
+    def _program(self, size: float, queries: int = QUERIES) -> Program:
+        """Return the program for a number of queries of at most this norm."""
 
     def _prepare(self, X: np.ndarray, y: np.ndarray) -> Float[np.ndarray, "rows features"]:
         """Set the prompt and the norm up to which the program is built. Return the centred columns."""
@@ -104,6 +109,88 @@ class QueriedRegressor(RegressorMixin, InContextEstimator):  # type: ignore[misc
             padded[: len(block)] = block
             answers.append(run(program, [padded, self.prompt_], memory=memory)[: len(block)])
         return np.concatenate(answers)
+
+    def predictor(self, queries: int = 1, reach: float = QUERY_REACH) -> InContextProgram:
+        """Return the program that writes predictions into query tokens, the last rows of its prompt.
+
+        Parameters
+        ----------
+        queries : int
+            Maximum number of queries of one prompt.
+        reach : float
+            The largest norm of a query, as a multiple of the largest norm of an example of the fit. At least 2.
+
+        Returns
+        -------
+        InContextProgram
+            Its output has a number for each query.
+
+        Raises
+        ------
+        FitError
+            If a parameter is out of range.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> model = attnc.incontext.NadarayaWatson(gamma=100.0).fit([[0.0], [1.0]], [2.0, 4.0])
+        >>> program = model.predictor(queries=3)
+        >>> program.input_shapes, program.program.output_shape  # two examples and three queries
+        (((5, 3),), (3,))
+        """
+        check_is_fitted(self)
+        if not is_count(queries) or not QUERY_REACH <= reach < np.inf:
+            raise FitError(
+                f"queries is a whole number ≥ 1 and reach is at least {QUERY_REACH:g}, found {queries!r} and {reach!r}"
+            )
+        size = self.size_ * reach / QUERY_REACH
+        domain = Domain(replace(self._prompt, queries=int(queries)), self.size_, query=size)
+        return InContextProgram(with_queries(self._program(size, int(queries))), domain, type(self).__name__)
+
+    def predict_in_context(self, X: Any, at_once: int = 16) -> Float[np.ndarray, " rows"]:
+        """Predict by the program alone: queries are tokens of the prompt, and it returns their predictions.
+
+        Parameters
+        ----------
+        X : array-like of shape (rows, features)
+        at_once : int
+            Number of queries of one prompt.
+
+        Returns
+        -------
+        Array of shape (rows,).
+
+        Examples
+        --------
+        >>> import attnc
+        >>> model = attnc.incontext.KNeighborsRegressor(n_neighbors=1).fit([[0.0], [1.0]], [2.0, 4.0])
+        >>> model.predict_in_context([[0.2], [0.9]]).tolist()
+        [2.0, 4.0]
+        """
+        X = self._queries(X) - self.mean_
+        self._check_room()
+        longest = float(np.sqrt((X**2).sum(axis=1)).max(initial=0)) * (1 + 1e-9)
+        program = self.predictor(at_once, QUERY_REACH * max(1.0, longest / self.size_))
+        return answers_of(program, (), self.prompt_, np.pad(X, ((0, 0), (0, 2))))
+
+    def _check_room(self) -> None:
+        """Raise FitError if the prompt has too few examples for a prediction."""
+
+    def _causal(self, X: np.ndarray, y: np.ndarray) -> Causal:
+        model = clone(self).set_params(max_rows=None)
+        model._weighing = Weighing()
+        model._choose(model._prepare(X, y))
+        rows = len(X)
+        program = of_predictor(model._program(model.size_, 1), rows, rows, factors=model._causal_factors(rows))
+        domain = Domain(model._prompt, model.size_)
+        return Causal(InContextProgram(program, domain, type(self).__name__), (model.prompt_,))
+
+    def _choose(self, centred: Float[np.ndarray, "rows features"]) -> None:
+        """Choose the parameters that depend on the examples."""
+
+    def _causal_factors(self, rows: int) -> np.ndarray | None:
+        """Return the factors of causal predictions. None means 1."""
+        return None
 
 
 @dataclass(eq=False, repr=False)
@@ -185,12 +272,14 @@ class NadarayaWatson(QueriedRegressor):
         return universal_bound(Kernel(self._prompt, self.gamma_, self.size_, QUERIES), modulus, fill, oscillation)
 
     def _fit(self, X: np.ndarray, y: np.ndarray) -> None:
-        default = _scott(self._prepare(X, y))
-        self.gamma_ = default if self.gamma is None else float(self.gamma)
+        self._choose(self._prepare(X, y))
         self._build()
 
-    def _program(self, size: float) -> Program:
-        return nadaraya_watson(Kernel(self._prompt, self.gamma_, size, QUERIES), int(self.corrections))
+    def _choose(self, centred: Float[np.ndarray, "rows features"]) -> None:
+        self.gamma_ = _scott(centred) if self.gamma is None else float(self.gamma)
+
+    def _program(self, size: float, queries: int = QUERIES) -> Program:
+        return nadaraya_watson(Kernel(self._prompt, self.gamma_, size, queries), int(self.corrections))
 
 
 @dataclass(eq=False, repr=False)
@@ -241,10 +330,7 @@ class KernelRidge(QueriedRegressor, SteppingEstimator):
 
     def _fit(self, X: np.ndarray, y: np.ndarray) -> None:
         centred = self._prepare(X, y)
-        self.gamma_ = 1 / X.shape[1] if self.gamma is None else float(self.gamma)
-        L = _row_sums(centred, self.gamma_) + float(self.alpha)
-        self.n_iter_ = self._steps(L, float(self.alpha))
-        self._schedule = Schedule(self.method, self.n_iter_, L, float(self.alpha))
+        self._choose(centred)
         self.program_ = self._in_context(self.size_)
         path = [np.zeros(len(centred))]
 
@@ -256,8 +342,14 @@ class KernelRidge(QueriedRegressor, SteppingEstimator):
         self.trajectory_ = np.stack(path)
         self.dual_coef_ = self.trajectory_[-1]
 
-    def _program(self, size: float) -> Program:
-        return kernel_ridge(Kernel(self._prompt, self.gamma_, size, QUERIES), float(self.alpha), self._schedule)
+    def _choose(self, centred: Float[np.ndarray, "rows features"]) -> None:
+        self.gamma_ = 1 / centred.shape[1] if self.gamma is None else float(self.gamma)
+        L = _row_sums(centred, self.gamma_) + float(self.alpha)
+        self.n_iter_ = self._steps(L, float(self.alpha))
+        self._schedule = Schedule(self.method, self.n_iter_, L, float(self.alpha))
+
+    def _program(self, size: float, queries: int = QUERIES) -> Program:
+        return kernel_ridge(Kernel(self._prompt, self.gamma_, size, queries), float(self.alpha), self._schedule)
 
 
 @dataclass(eq=False, repr=False)
@@ -295,12 +387,12 @@ class KNeighborsRegressor(QueriedRegressor):
         self._prepare(X, y)
         self._build()
 
-    def _program(self, size: float) -> Program:
+    def _program(self, size: float, queries: int = QUERIES) -> Program:
         extent = 4 * size**2
         count = min(int(self.n_neighbors), self._prompt.rows)
         finest = 64 * UNIT_ROUNDOFF["float64"] * (self._prompt.features + 8) * (self._prompt.rows + 1)
         resolution = finest if self.resolution is None else float(self.resolution)
-        return nearest(Kernel(self._prompt, 1.0, size, QUERIES, heads=6), count, resolution * extent)
+        return nearest(Kernel(self._prompt, 1.0, size, queries, heads=6), count, resolution * extent)
 
     def predict(self, X: Any) -> Float[np.ndarray, " rows"]:
         """Predict the mean of the nearest targets for every row of X.
@@ -326,12 +418,21 @@ class KNeighborsRegressor(QueriedRegressor):
         [3.0]
         """
         check_is_fitted(self)
+        self._check_room()
+        return super().predict(X)
+
+    def _check_room(self) -> None:
         present = int(self.prompt_[:, -2].sum())
         if self.n_neighbors > present:
             raise FitError(
                 f"Expected n_neighbors <= n_samples_fit: n_neighbors = {self.n_neighbors}, n_samples_fit = {present}"
             )
-        return super().predict(X)
+
+    def _causal_factors(self, rows: int) -> np.ndarray | None:
+        # Rows that a copy does not read have the target 0: the mean over k rows becomes that over the rows before.
+        most = min(int(self.n_neighbors), rows)
+        found: np.ndarray = most / np.clip(np.arange(rows), 1, most)
+        return found
 
 
 def _scott(centred: np.ndarray) -> float:

@@ -215,15 +215,15 @@ def nearest(kernel: Kernel, neighbours: int, resolution: float) -> Program:
     if not resolution > 0:
         raise InputError(f"the resolution of squared distances is positive, found {resolution!r}")
     beta = CLEAR_SCORE * (rows + 1) / resolution
-    # No two scores differ by more than this. A found key loses twice this amount, and an absent key four times.
+    # No two scores differ by more than this. An absent key loses twice this amount, and a found key four times.
     widest = beta * 4 * kernel.size**2 + CLEAR_SCORE * (rows + 2)
     names = tuple(f"name.{i}" for i in range(rows))
     channels = (*kernel.memory, "rank", *names)
     main = (*kernel.points, ONE, "out", *names)
     queries = {(c, c): 1.0 for c in (*kernel.points, *names)} | {(ONE, c): 1.0 for c in (SQUARE, ABSENT, "rank")}
     keys = {(c, c): 2 * beta for c in kernel.points}
-    keys |= {(SQUARE, SQUARE): -beta, (ABSENT, ABSENT): -4 * widest, ("rank", "rank"): -CLEAR_SCORE}
-    keys |= {(c, c): -2 * widest for c in names}
+    keys |= {(SQUARE, SQUARE): -beta, (ABSENT, ABSENT): -2 * widest, ("rank", "rank"): -CLEAR_SCORE}
+    keys |= {(c, c): -4 * widest for c in names}
     values = {(c, c): 1.0 for c in (TARGET, *names)}
     outputs = {(c, c): 1.0 for c in names} | {(TARGET, "out"): 1 / neighbours}
     head = Attending(main, channels, kernel.dtype).head(queries, keys, values, outputs)

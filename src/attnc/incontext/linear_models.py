@@ -11,14 +11,14 @@ import numpy as np
 from scipy.special import expit, softmax
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, check_X_y
 
 from attnc.engines.prompt import run
-from attnc.incontext.acceleration import METHODS, Schedule
+from attnc.incontext import causal
+from attnc.incontext.acceleration import METHODS, Schedule, eigenvalue_bounds
 from attnc.incontext.descent import GLMTask, Task
 from attnc.incontext.differences import Sizes, choose
 from attnc.incontext.domain import Domain
-from attnc.incontext.enclosures import objective_gap, prompt_bound
+from attnc.incontext.enclosures import Fit, enclose_classes, objective_gap, prediction_bound, prompt_bound
 from attnc.incontext.errors import Norms, plan_least_squares, proximal_step
 from attnc.incontext.estimators import (
     LEFT_OVER,
@@ -26,25 +26,22 @@ from attnc.incontext.estimators import (
     FitError,
     LinearEstimator,
     Rule,
-    eigenvalue_bounds,
     method_rule,
     warn_of,
 )
 from attnc.incontext.newton import FINEST, HEADS, SETTLING, NewtonTask
-from attnc.incontext.newton_glm import MOST_HUBER_TURNS, MOST_TURNS, CurvedTask
+from attnc.incontext.newton_glm import CurvedTask, glm_tasks, huber_task
 from attnc.incontext.programs import InContextProgram
 from attnc.incontext.prompt import Prompt
 from attnc.incontext.safeguard import largest_weight
 from attnc.incontext.softmax_regression import SoftmaxTask
-from attnc.incontext.turns import CURVATURES, HUBER, REFINING, Examples, Turns
+from attnc.incontext.turns import CURVATURES, HUBER, Examples
 from attnc.numerics.arrays import Float
 
 NEWTON = "newton"
 LEAST_SQUARES_METHODS = (NEWTON, *METHODS)
 DESCENT_HEADS = 4
 """Number of pairs of heads of a gradient step, if `heads` is None."""
-LEAST_CONDITION = 16.0
-"""The smallest condition of a Newton program. Data with a smaller one share it."""
 ASSUMED = 1e-4
 """If the smallest eigenvalue is zero, momentum is chosen as if it were this fraction of the largest. A step then
 shrinks errors by about √ASSUMED, one per cent. The proximal gradient at the end is measured after the fit."""
@@ -53,11 +50,6 @@ RAISES = 12
 it."""
 NESTEROV = "nesterov"
 """The steps that logistic and Poisson regression take if Newton's do not converge."""
-BEYOND = 8
-"""Number of Newton turns beyond log₂ of the condition at the start. On breast cancer data, standardised, 18 turns bring
-the error to 1e-9 at a condition of 4e3."""
-LEAST_NEWTON_TURNS = 8
-"""The smallest number of Newton turns."""
 ACCURATE = 1e-12
 """The length of a Newton step, relative to 1 + the largest weight, below which no further attempt is made."""
 GOOD_ENOUGH = 1e-8
@@ -77,6 +69,9 @@ NORMAL = 1.4826022185056018
 NEAR_NORMAL = 1.345
 """Huber's threshold in standard deviations. On normal residuals the estimate then has 95 % of the least-squares one's
 efficiency (Huber, 1981)."""
+SHARES_OF_PENALTY = (1.0, 0.1, 0.01)
+"""The curvatures by which several classes choose their momentum, as fractions of the smallest penalty: the curvature
+along the intercepts, which have no penalty, may be smaller where the classes are nearly separated."""
 SEPARABLE = ": the classes are separable, and only the penalty bounds the weights"
 WORTH_A_WARNING = 1e-4
 """The fit warns if the estimated distance from the weights to the optimum exceeds this fraction of 1 + |w|. Weights are
@@ -139,8 +134,8 @@ class LeastSquares(LinearRegressor):
     def _fit(self, X: np.ndarray, y: np.ndarray) -> None:
         omega = self._weighing.over(len(X))
         alpha = self._penalty / self._weighing.most
-        if self.method == NEWTON and (self.safeguard or self.learning_rate is not None):
-            raise FitError("safeguard and learning_rate belong to gradient steps: choose method='chebyshev' or 'plain'")
+        if self.method == NEWTON and self.learning_rate is not None:
+            raise FitError("learning_rate belongs to gradient steps: choose method='plain'")
         if self.method != NEWTON and y.ndim > 1:
             raise FitError(f"{y.shape[1]} targets take method='newton', found {self.method!r}")
         units = self._centred(X, y, alpha / omega.sum())
@@ -184,7 +179,7 @@ class LeastSquares(LinearRegressor):
         whole = np.concatenate([np.sqrt(omega)[:, None] * columns, np.diag(np.sqrt(penalty))])
         least = eigenvalue_bounds(whole.T @ whole)[1]
         # Conditions are powers of 4, so that data sets of one shape and of like conditions have one program.
-        condition = min(4.0 ** math.ceil(math.log(max(LEAST_CONDITION, X.shape[1] / least), 4)), FINEST)
+        condition = min(4.0 ** math.ceil(math.log(max(causal.LEAST_CONDITION, X.shape[1] / least), 4)), FINEST)
         prompt = replace(room, rows=room.rows + (X.shape[1] if alpha else 0), targets=targets.size // len(targets))
         task = NewtonTask(prompt, condition, HEADS if self.heads is None else self.heads)
         self.n_iter_ = task.turns
@@ -209,52 +204,8 @@ class LeastSquares(LinearRegressor):
                 "on others."
             )
 
-    def causal_predictions(self, X: Any, y: Any) -> Float[np.ndarray, " rows"]:
-        """Predict the target of every example from the examples before it, by one program.
-
-        Each example has a state and a matrix of its own, and sees the examples before it. Columns and targets are
-        scaled, and not centred: there is no intercept. For `Ridge`, a prefix is fitted with the penalty alpha.
-
-        Parameters
-        ----------
-        X : array-like of shape (rows, features)
-            The examples in their order.
-        y : array-like of shape (rows,)
-            Their targets.
-
-        Returns
-        -------
-        Array of shape (rows,). The first prediction, from no example, is 0.
-
-        Examples
-        --------
-        >>> import attnc
-        >>> model = attnc.incontext.LinearRegression(fit_intercept=False)
-        >>> found = model.causal_predictions([[1.0], [2.0], [4.0]], [3.0, 6.0, 12.0])
-        >>> [round(float(value), 6) + 0.0 for value in found]
-        [0.0, 6.0, 12.0]
-        """
-        X, y = check_X_y(X, y, dtype=np.float64, y_numeric=True)
-        columns, targets, task, spread = causal_task(X, np.asarray(y, np.float64), self._penalty)
-        tokens = task.tokens(columns, targets, np.zeros(X.shape[1]))
-        found: np.ndarray = run(task.program(), [np.zeros(X.shape[1]), tokens]) * spread
-        return found
-
-
-def causal_task(X: np.ndarray, y: np.ndarray, alpha: float) -> tuple[np.ndarray, np.ndarray, NewtonTask, float]:
-    """Return the scaled examples, the program's task, and the unit of its predictions."""
-    norms = np.sqrt((X**2).sum(axis=0) + alpha) * (1 + 1e-12)
-    norms[norms == 0] = 1.0
-    spread = float(np.linalg.norm(y)) * (1 + 1e-12) or 1.0
-    columns, penalty = X / norms, alpha / norms**2
-    least = 1.0
-    for rows in range(1, len(X) + 1):  # every prefix is a least-squares problem of its own
-        gram = columns[:rows].T @ columns[:rows] + np.diag(penalty)
-        if gram.any():
-            least = min(least, eigenvalue_bounds(gram)[1])
-    condition = min(4.0 ** math.ceil(math.log(max(LEAST_CONDITION, X.shape[1] / least), 4)), FINEST)
-    penalties = (tuple(penalty),) if alpha else ()
-    return columns, y / spread, NewtonTask(Prompt(*X.shape), condition, is_causal=True, penalties=penalties), spread
+    def _causal(self, X: np.ndarray, y: np.ndarray) -> causal.Causal:
+        return causal.least_squares(X, y, self._penalty, type(self).__name__)
 
 
 @dataclass(eq=False, repr=False)
@@ -283,7 +234,8 @@ class Ridge(LeastSquares):
     learning_rate : float or None
         The length of plain steps; None chooses it.
     safeguard : bool
-        Whether the program keeps its weights within limits on every prompt, by one more attention layer per step.
+        Whether the program keeps its weights within limits on every prompt, by one more attention layer per step, or
+        two if the method is newton.
     max_rows : int or None
         Maximum number of rows in the prompt; the rest is padding. None takes the rows of X.
 
@@ -418,6 +370,12 @@ class RidgeSelection(LinearRegressor):
         """
         return self._fit_weighted(X, y, None)
 
+    def _causal(self, X: np.ndarray, y: np.ndarray) -> causal.Causal:
+        raise FitError(
+            "a choice on held-out examples has no causal form: every prefix would hold out its own last examples, and "
+            "its losses would have a program of their own. Take Ridge with one penalty."
+        )
+
     def _fit(self, X: np.ndarray, y: np.ndarray) -> None:
         if self.max_rows is not None and self.max_rows != len(X):
             raise FitError(f"the last rows of the prompt are held out: it takes max_rows={len(X)}, the rows of X")
@@ -433,7 +391,7 @@ class RidgeSelection(LinearRegressor):
         columns, penalties = units.prompt(X), alphas[:, None] / norms**2
         gram = columns[kept].T @ columns[kept]
         least = min(eigenvalue_bounds(gram + np.diag(penalty))[1] for penalty in penalties)
-        condition = min(4.0 ** math.ceil(math.log(max(LEAST_CONDITION, X.shape[1] / least), 4)), FINEST)
+        condition = min(4.0 ** math.ceil(math.log(max(causal.LEAST_CONDITION, X.shape[1] / least), 4)), FINEST)
         task = NewtonTask(self._room(X), condition, penalties=tuple(map(tuple, penalties.tolist())), held_out=held)
         self.n_iter_ = task.turns
         tokens = task.tokens(columns, targets / spread, np.zeros(X.shape[1]))
@@ -456,12 +414,26 @@ class ProximalRegressor(LinearRegressor):
     """argmin Σ (w·x_i + b − y_i)²/(2n) + alpha·(l1_share·|w|₁ + ½(1 − l1_share)·|w|²), by proximal gradient steps."""
 
     alpha: float = 1.0
+    safeguard: bool = False
 
     rules: ClassVar[dict[str, Rule]] = method_rule("plain", "nesterov")
 
     @property
     def _l1_share(self) -> float:
         return 1.0
+
+    def _causal(self, X: np.ndarray, y: np.ndarray) -> causal.Causal:
+        alpha, share = _some_penalty(self.alpha), self._l1_share
+        return causal.proximal(
+            X,
+            y,
+            alpha * share,
+            alpha * (1 - share),
+            type(self).__name__,
+            method=self.method,
+            heads=self.heads,
+            max_iter=int(self.max_iter),
+        )
 
     def _fit(self, X: np.ndarray, y: np.ndarray) -> None:
         alpha, l1_ratio = self.alpha, self._l1_share
@@ -490,8 +462,37 @@ class ProximalRegressor(LinearRegressor):
         l1_of_columns = np.full(X.shape[1], alpha * l1_ratio)
         self._enclose([fit], l1_of_columns)
         self.objective_bound_ = objective_gap(fit, l1_of_columns)
+        self._fitted = fit
         if L * step > LEFT_OVER * max(L * float(np.linalg.norm(weights)), norm):
             warn_of(f"after {self.n_iter_} steps the proximal gradient is still {L * step:.3g}: raise max_iter")
+
+    def predict_bound(self, X: Any) -> Float[np.ndarray, " rows"]:
+        """Return a proven bound of |w·x + b − (w*·x + b*)| for every row x, with (w*, b*) any optimum.
+
+        It is the smaller of two: that of the weights, and that of `objective_bound_`, which is finite for combinations
+        of the examples even if there are several optima, as there may be with more columns than rows.
+
+        Parameters
+        ----------
+        X : array-like of shape (rows, features)
+
+        Returns
+        -------
+        Array of shape (rows,).
+
+        Examples
+        --------
+        >>> import attnc
+        >>> model = attnc.incontext.Lasso(alpha=0.1).fit([[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]], [0.0, 1.0, 2.0])
+        >>> bool(model.predict_bound([[1.5, 1.5]])[0] < 1e-3)  # the columns are equal: weights have no bound
+        True
+        """
+        l1 = np.full(self.n_features_in_, float(self.alpha) * self._l1_share)
+        of_weights = super().predict_bound(X)
+        found: np.ndarray = np.minimum(
+            of_weights, prediction_bound(self._fitted, l1, self.objective_bound_, self._queries(X))
+        )
+        return found
 
 
 @dataclass(eq=False, repr=False)
@@ -510,6 +511,8 @@ class ElasticNet(ProximalRegressor):
         The part of the penalty that is |w|₁, between 0 and 1.
     method : {"nesterov", "plain"}
         The kind of steps.
+    safeguard : bool
+        Whether the program keeps its weights within limits on every prompt, by two more attention layers per step.
     fit_intercept, tol, max_iter, heads, max_rows
         As for `Ridge`.
 
@@ -542,7 +545,7 @@ class Lasso(ProximalRegressor):
     ----------
     alpha : float
         The penalty, at least 0.
-    fit_intercept, method, tol, max_iter, heads, max_rows
+    fit_intercept, method, tol, max_iter, heads, max_rows, safeguard
         As for `ElasticNet`.
 
     Attributes
@@ -562,6 +565,8 @@ class Lasso(ProximalRegressor):
 @dataclass(eq=False, repr=False, kw_only=True)
 class CurvedEstimator(LinearEstimator):
     """A model whose loss has a curvature that depends on the weights, fitted by Newton steps on the prompt."""
+
+    safeguard: bool = False
 
     def _prepared(
         self, loss: str, X: np.ndarray, y: np.ndarray, penalty: float
@@ -592,11 +597,8 @@ class CurvedEstimator(LinearEstimator):
         asks for. Later attempts have more, and the last ones begin with short steps.
         """
         units, examples, prompt, doublings = self._prepared(loss, X, y, penalty)
-        begin = 4 * math.ceil((doublings + BEYOND) / 4)
-        largest = 4.0 ** math.ceil(math.log(2 * max(1.0, float(y.max())), 4)) if loss == "poisson" else 1.0
         best: tuple[float, CurvedTask] | None = None
-        for turns, caution, room_of_means in _attempts(min(begin, MOST_TURNS), min(int(self.max_iter), MOST_TURNS)):
-            task = CurvedTask(prompt, loss, turns, caution, largest * (room_of_means if loss == "poisson" else 1.0))
+        for task in glm_tasks(loss, prompt, doublings, float(y.max()), int(self.max_iter)):
             inputs = task.inputs(examples.X, y, examples.penalty, self._weighing.relative)
             with np.errstate(over="ignore", invalid="ignore"):
                 weights = run(task.program(), inputs)
@@ -621,13 +623,6 @@ class CurvedEstimator(LinearEstimator):
         weights, gradient = self._run_on(task, units, inputs, program)
         self.gradient_norm_ = float(np.linalg.norm(gradient))
         self.bound_ = prompt_bound(task, self.prompt_, weights)
-
-
-def _attempts(begin: int, most: int) -> list[tuple[int, int, float]]:
-    """Return the numbers of turns, of cautious turns, and the factors of the largest mean, in the order of attempts."""
-    plain = [(turns, 0, 1.0) for turns in range(begin, most + 1, 4)] or [(most, 0, 1.0)]
-    cautious = [(most, most * 5 // 8, factor) for factor in (1.0, 16.0)]
-    return [each for each in (*plain, *cautious) if each[0] >= LEAST_NEWTON_TURNS]
 
 
 def _newton_step(task: CurvedTask, examples: Examples, weights: np.ndarray) -> float:
@@ -661,6 +656,8 @@ class Huber(LinearRegressor, CurvedEstimator):
         normal distribution with the targets' median absolute deviation.
     tol : float
         The length of the last step, relative to 1 + the largest weight. It determines T.
+    safeguard : bool
+        Whether the program keeps its weights within limits on every prompt, by two more attention layers per step.
     fit_intercept, max_iter, max_rows
         As for `Ridge`.
 
@@ -691,29 +688,27 @@ class Huber(LinearRegressor, CurvedEstimator):
         "threshold": (lambda value: value is None or 0 < value < math.inf, "threshold is a positive number"),
     }
 
-    def _fit(self, X: np.ndarray, y: np.ndarray) -> None:
-        omega = self._weighing.over(len(X))
+    def _threshold_of(self, y: np.ndarray, omega: np.ndarray) -> tuple[float, float]:
+        """Return the median of the targets, and the threshold."""
         middle = _median(y, omega)
         deviation = NORMAL * _median(np.abs(y - middle), omega) or float(np.abs(y - middle).max()) or 1.0
-        self.threshold_ = float(NEAR_NORMAL * deviation if self.threshold is None else self.threshold)
+        return middle, float(NEAR_NORMAL * deviation if self.threshold is None else self.threshold)
+
+    def _causal(self, X: np.ndarray, y: np.ndarray) -> causal.Causal:
+        _, threshold = self._threshold_of(y, np.ones(len(y)))
+        penalty, most = _some_penalty(self.alpha), int(self.max_iter)
+        made = causal.huber(X, y / threshold, penalty, type(self).__name__, tol=float(self.tol), max_iter=most)
+        return replace(made, unit=threshold)
+
+    def _fit(self, X: np.ndarray, y: np.ndarray) -> None:
+        omega = self._weighing.over(len(X))
+        middle, self.threshold_ = self._threshold_of(y, omega)
         centre = middle if self.fit_intercept else 0.0
         penalty = float(self.alpha) / self._weighing.most
         targets = (y - centre) / self.threshold_
         units, examples, prompt, doublings = self._prepared(HUBER, X, targets, penalty)
         units = replace(units, centre=np.asarray(centre), spread=np.asarray(self.threshold_))
-        trial = Turns(HUBER, min(int(self.max_iter), MOST_HUBER_TURNS), trace=float(prompt.num_weights))
-        path, _, _ = trial.path(examples)
-        steps = np.abs(np.diff(path, axis=0)).max(axis=1) / (1 + np.abs(path[1:]).max(axis=1))
-        enough = np.flatnonzero(steps[doublings:] <= self.tol)
-        turns = doublings + int(enough[0]) + 1 if len(enough) else trial.turns
-        task = CurvedTask(
-            prompt,
-            HUBER,
-            min(max(4 * math.ceil((turns + len(REFINING)) / 4), LEAST_NEWTON_TURNS), MOST_HUBER_TURNS),
-            largest=_power_of_four(2 * max(1.0, float(np.abs(targets).max()))),
-            reach=_power_of_four(2 * max(1.0, trial.reached(examples, path[: turns + 1]))),
-            doublings=doublings,
-        )
+        task, _ = huber_task(prompt, [examples], doublings, float(self.tol), int(self.max_iter))
         self._run_turns(task, units, examples)
         residuals = np.abs(X @ self.coef_ + self.intercept_ - y)
         self.outliers_ = residuals > self.threshold_
@@ -727,16 +722,18 @@ class Huber(LinearRegressor, CurvedEstimator):
             )
 
 
+def _some_penalty(alpha: float) -> float:
+    """Return alpha, or raise FitError if it is 0: prefixes with fewer examples than columns then have many optima."""
+    if not alpha > 0:
+        raise FitError("the causal form takes alpha > 0: the first examples alone determine no weights")
+    return float(alpha)
+
+
 def _median(numbers: np.ndarray, omega: np.ndarray) -> float:
     """Return the smallest number below or at which lies half of the weight."""
     order = np.argsort(numbers, kind="stable")
     total = np.cumsum(omega[order])
     return float(numbers[order][np.searchsorted(total, total[-1] / 2 * (1 - 1e-12))])
-
-
-def _power_of_four(number: float) -> float:
-    """Return the least power of 4 that is at least a number."""
-    return 4.0 ** math.ceil(math.log(number, 4))
 
 
 @dataclass(eq=False, repr=False)
@@ -754,6 +751,8 @@ class PoissonRegressor(LinearRegressor, CurvedEstimator):
         The penalty, at least 0.
     method : {"nesterov", "heavy_ball", "plain", "chebyshev"}
         The kind of steps.
+    safeguard : bool
+        Whether the program keeps its weights within limits on every prompt, by two more attention layers per step.
     fit_intercept, tol, max_iter, heads, max_rows
         As for `Ridge`.
 
@@ -786,9 +785,18 @@ class PoissonRegressor(LinearRegressor, CurvedEstimator):
         tags.target_tags.positive_only = True
         return tags
 
-    def _fit(self, X: np.ndarray, y: np.ndarray) -> None:
+    def _causal(self, X: np.ndarray, y: np.ndarray) -> causal.Causal:
+        self._check_counts(y)
+        penalty, name = _some_penalty(self.alpha), type(self).__name__
+        return causal.curved("poisson", X, y, penalty, name, max_iter=int(self.max_iter), is_mean=True)
+
+    @staticmethod
+    def _check_counts(y: np.ndarray) -> None:
         if (y < 0).any() or not y.any():
             raise FitError(f"counts are ≥ 0 and not all zero, found values from {y.min():g} to {y.max():g}")
+
+    def _fit(self, X: np.ndarray, y: np.ndarray) -> None:
+        self._check_counts(y)
         omega = self._weighing.over(len(X))
         mean = float(omega @ y / omega.sum()) if self.fit_intercept else 1.0
         penalty = float(self.alpha) * float(omega.sum()) / mean
@@ -917,6 +925,8 @@ class LogisticRegression(ClassifierMixin, CurvedEstimator):  # type: ignore[misc
         The inverse of the penalty, above 0.
     method : {"nesterov", "heavy_ball", "plain"}
         The kind of steps.
+    safeguard : bool
+        Whether the program keeps its weights within limits on every prompt, by two more attention layers per step.
     fit_intercept, tol, max_iter, heads, max_rows
         As for `Ridge`.
 
@@ -958,11 +968,23 @@ class LogisticRegression(ClassifierMixin, CurvedEstimator):  # type: ignore[misc
         tags.classifier_tags.multi_class = True
         return tags
 
+    def _causal(self, X: np.ndarray, y: np.ndarray) -> causal.Causal:
+        found, labels = _classes(y)
+        penalty, name, most = 1 / self.C, type(self).__name__, int(self.max_iter)
+        if len(found) == 2:
+            return causal.curved("logistic", X, labels.astype(np.float64), penalty, name, max_iter=most)
+
+        def pace(L: float, mu: float) -> Schedule:
+            return Schedule(self._gradient_method, self._steps(L, mu, method=self._gradient_method), L, mu)
+
+        return causal.classes(X, np.eye(len(found))[labels], penalty, name, schedule=pace, heads=self.heads)
+
+    @property
+    def _gradient_method(self) -> str:
+        return NESTEROV if self.method == NEWTON else self.method
+
     def _fit(self, X: np.ndarray, y: np.ndarray) -> None:
-        check_classification_targets(y)
-        self.classes_, labels = np.unique(y, return_inverse=True)
-        if len(self.classes_) < 2:
-            raise FitError("Classifier can't train when only one class is present: y needs two classes")
+        self.classes_, labels = _classes(y)
         if len(self.classes_) > 2:
             self._fit_classes(X, np.eye(len(self.classes_))[labels], 1 / self.C / self._weighing.most)
             return
@@ -979,8 +1001,7 @@ class LogisticRegression(ClassifierMixin, CurvedEstimator):  # type: ignore[misc
         units = ColumnUnits.of(X, targets, omega, centred=self.fit_intercept, centred_y=False, damping=damping)
         columns, penalty = self._with_intercept(units, X, inverse)
         L, _ = eigenvalue_bounds((columns.T * omega) @ columns / 4 + np.diag(penalty))
-        method = NESTEROV if self.method == NEWTON else self.method
-        schedule = self._paced(L, min(float(penalty[: X.shape[1]].min()), L), method)
+        schedule = self._paced(L, min(float(penalty[: X.shape[1]].min()), L), self._gradient_method)
         prompt = self._room(X, intercept=self.fit_intercept)
         sizes = Sizes(prompt.rows, 2, _longest(columns), 1.0, 2.0)
         task = GLMTask(prompt, schedule, choose(sizes, self.heads, "float64"), 1.0, tuple(penalty))
@@ -1012,16 +1033,35 @@ class LogisticRegression(ClassifierMixin, CurvedEstimator):  # type: ignore[misc
         )
         columns, penalty = self._with_intercept(units, X, inverse)
         L, _ = eigenvalue_bounds((columns.T * omega) @ columns / 2 + np.diag(penalty))
-        method = NESTEROV if self.method == NEWTON else self.method
-        schedule = self._paced(L, min(float(penalty[: X.shape[1]].min()), L), method)
         prompt = replace(self._room(X, intercept=self.fit_intercept), targets=targets.shape[1])
         sizes = Sizes(prompt.rows, 2, _longest(columns), 1.0, 2.0)
-        task = SoftmaxTask(prompt, schedule, choose(sizes, self.heads, "float64"), 1.0, tuple(penalty))
-        domain = Domain(prompt, sizes.x, target=1.0, L=L, curvature=0.5, penalty=task.penalty)
-        _, gradient = self._run(task, units, X, targets, domain)
-        self.gradient_bound_ = task.gradient_bound(sizes.x, 3 * float(np.abs(self.trajectory_).max()) * len(penalty))
-        self.gradient_norm_ = float(np.linalg.norm(gradient))
+        domain = Domain(prompt, sizes.x, target=1.0, L=L, curvature=0.5, penalty=tuple(penalty))
         scale = float(np.linalg.norm((columns.T * omega) @ (targets - targets.mean(axis=0)))) or 1.0
+        for share in SHARES_OF_PENALTY:
+            least = min(share * float(penalty[: X.shape[1]].min()), L)
+            schedule = self._paced(L, least, self._gradient_method)
+            task = SoftmaxTask(prompt, schedule, choose(sizes, self.heads, "float64"), 1.0, tuple(penalty))
+            weights, gradient = self._run(task, units, X, targets, domain)
+            self.gradient_norm_ = float(np.linalg.norm(gradient))
+            if self.gradient_norm_ <= LEFT_OVER * scale or self.n_iter_ == self.max_iter:
+                break
+        self.bound_ = prompt_bound(task, self.prompt_, weights)
+        own = self.intercept_ if self.fit_intercept else np.zeros(targets.shape[1])
+        nothing = np.zeros(X.shape[1])
+        fit = Fit(
+            "softmax",
+            X,
+            nothing,
+            nothing,
+            0.0 if self.fit_intercept else None,
+            np.full(X.shape[1], 1 / float(self.C)),
+            omega=self._weighing.given,
+            mean=units.mean,
+            scale=units.scale,
+        )
+        found = enclose_classes(fit, targets, np.column_stack([self.coef_, own])[:, : X.shape[1] + self.fit_intercept])
+        self._set_enclosures(found)
+        self.gradient_bound_ = task.gradient_bound(sizes.x, 3 * float(np.abs(self.trajectory_).max()) * len(penalty))
         if self.gradient_norm_ > LEFT_OVER * scale:
             warn_of(
                 f"stopped after {self.n_iter_} steps with a gradient of norm {self.gradient_norm_:.3g}: raise "
@@ -1031,8 +1071,10 @@ class LogisticRegression(ClassifierMixin, CurvedEstimator):  # type: ignore[misc
     def _in_units(self, answers: np.ndarray) -> np.ndarray:
         return answers
 
-    def predict_bound(self, X: Any) -> Float[np.ndarray, " rows"]:
-        """Return a proven bound of |w·x + b − (w*·x + b*)| for every row x, for two classes.
+    def predict_bound(self, X: Any) -> Float[np.ndarray, " *shape"]:
+        """Return a proven bound of |w·x + b − (w*·x + b*)| for every row x, the error of `decision_function`.
+
+        With more than two classes, (w*, b*) is the optimum whose intercepts add up to 0, and every class has a bound.
 
         Parameters
         ----------
@@ -1040,12 +1082,7 @@ class LogisticRegression(ClassifierMixin, CurvedEstimator):  # type: ignore[misc
 
         Returns
         -------
-        Array of shape (rows,).
-
-        Raises
-        ------
-        FitError
-            If there are more than two classes, for which nothing is proved.
+        Array of shape (rows,), or (rows, classes) if there are more than two.
 
         Examples
         --------
@@ -1054,9 +1091,6 @@ class LogisticRegression(ClassifierMixin, CurvedEstimator):  # type: ignore[misc
         >>> bool(model.predict_bound([[1.5]])[0] < 1e-6)
         True
         """
-        check_is_fitted(self)
-        if len(self.classes_) > 2:
-            raise FitError(f"bounds are proved for two classes, found {len(self.classes_)}")
         return super().predict_bound(X)
 
     def decision_function(self, X: Any) -> Float[np.ndarray, " *shape"]:
@@ -1126,6 +1160,15 @@ class LogisticRegression(ClassifierMixin, CurvedEstimator):  # type: ignore[misc
         best = scores.argmax(axis=1) if scores.ndim == 2 else (scores > 0).astype(int)
         chosen: np.ndarray = self.classes_[best]
         return chosen
+
+
+def _classes(y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the classes of labels, and the number of each label's class."""
+    check_classification_targets(y)
+    found, labels = np.unique(y, return_inverse=True)
+    if len(found) < 2:
+        raise FitError("Classifier can't train when only one class is present: y needs two classes")
+    return found, labels
 
 
 def _weight_bound(targets: np.ndarray, omega: np.ndarray, l1: np.ndarray, mu: float) -> float:

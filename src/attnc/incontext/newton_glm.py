@@ -30,6 +30,7 @@ turns of the Huber loss cannot diverge (`turns`).
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
@@ -41,7 +42,7 @@ from attnc.incontext.descent import GATE, gate_slope
 from attnc.incontext.differences import Products, Sizes, choose
 from attnc.incontext.domain import Domain
 from attnc.incontext.prompt import LOG_WEIGHT, ONE, SINK, TARGET, Prompt
-from attnc.incontext.turns import CURVATURES, HUBER, REFINING, Turns
+from attnc.incontext.turns import CURVATURES, HUBER, REFINING, Examples, Turns
 from attnc.ir.building import AffineBuilder, Attending, reading
 from attnc.ir.layers import EVERY_QUERY, Affine, Attention, Head, Layer, Mask
 from attnc.ir.program import Program
@@ -60,9 +61,18 @@ MEAN_ROOM = 40.0
 """log of a sink's weight over that of the largest mean, so that the sink is the denominator."""
 MOST_TURNS = 64
 """Maximum number of turns. Measured on 300 random data sets with conditions up to 1e9: the largest number was 48."""
+BEYOND = 8
+"""Number of Newton turns beyond log₂ of the condition at the start. On breast cancer data, standardised, 18 turns bring
+the error to 1e-9 at a condition of 4e3."""
+LEAST_NEWTON_TURNS = 8
+"""The smallest number of Newton turns."""
 MOST_HUBER_TURNS = 2_000
 """Maximum number of turns of the Huber loss. The error of w shrinks in a turn by the share of examples, in the worst
 direction, whose residuals are beyond the threshold."""
+
+
+TRIED_TURNS = (100, 400)
+"""Numbers of turns of the Huber loss that are tried before the largest: most data need fewer than 100."""
 
 
 @dataclass(frozen=True)
@@ -219,6 +229,59 @@ class CurvedTask:
         tokens = prompt.tokens(X, y, sample_weight=sample_weight, queries=queries)
         tokens[prompt.rows - d : prompt.rows, :d] = np.diag(np.sqrt(penalty))
         return [np.vstack([np.zeros((1, tokens.shape[1])), tokens])]
+
+
+def glm_tasks(loss: str, prompt: Prompt, doublings: int, most: float, max_iter: int) -> Iterator[CurvedTask]:
+    """Return tasks of logistic or Poisson regression in the order in which a fit tries them.
+
+    The first has as many turns as `doublings`, log₂ of the condition at the start, asks for. Later ones have more, and
+    the last ones begin with short steps. `most` is the largest target.
+    """
+    allowed = min(max_iter, MOST_TURNS)
+    begin = min(4 * math.ceil((doublings + BEYOND) / 4), MOST_TURNS)
+    plain = [(turns, 0, 1.0) for turns in range(begin, allowed + 1, 4)] or [(allowed, 0, 1.0)]
+    cautious = [(allowed, allowed * 5 // 8, factor) for factor in (1.0, 16.0)]
+    largest = power_of_four(2 * max(1.0, most)) if loss == "poisson" else 1.0
+    for turns, caution, room in (*plain, *cautious):
+        if turns >= LEAST_NEWTON_TURNS:
+            yield CurvedTask(prompt, loss, turns, caution, largest * (room if loss == "poisson" else 1.0))
+
+
+def huber_task(
+    prompt: Prompt, fits: Sequence[Examples], doublings: int, tol: float, max_iter: int
+) -> tuple[CurvedTask, float]:
+    """Return the task whose turns converge to `tol` on all of these fits, and the largest last step.
+
+    `doublings` is log₂ of the largest condition.
+    """
+    allowed = min(max_iter, MOST_HUBER_TURNS)
+    turns, reached, most, left = doublings, 1.0, 1.0, 0.0
+    for each in fits:
+        for tried in sorted({min(number, allowed) for number in (*TRIED_TURNS, allowed)}):
+            trial = Turns(HUBER, tried, trace=float(prompt.num_weights))
+            path, _, _ = trial.path(each)
+            steps = np.abs(np.diff(path, axis=0)).max(axis=1) / (1 + np.abs(path[1:]).max(axis=1))
+            enough = np.flatnonzero(steps[doublings:] <= tol)
+            if len(enough):
+                break
+        own = doublings + int(enough[0]) + 1 if len(enough) else trial.turns
+        left = max(left, float(steps[own - 1]))
+        turns, reached = max(turns, own), max(reached, trial.reached(each, path[: own + 1]))
+        most = max(most, float(np.abs(each.y).max()))
+    made = CurvedTask(
+        prompt,
+        HUBER,
+        min(max(4 * math.ceil((turns + len(REFINING)) / 4), LEAST_NEWTON_TURNS), MOST_HUBER_TURNS),
+        largest=power_of_four(2 * most),
+        reach=power_of_four(2 * reached),
+        doublings=doublings,
+    )
+    return made, left
+
+
+def power_of_four(number: float) -> float:
+    """Return the least power of 4 that is at least a number."""
+    return 4.0 ** math.ceil(math.log(number, 4))
 
 
 @dataclass(frozen=True, eq=False)

@@ -336,6 +336,8 @@ class InContextProgram:
         if len(states) == 2:
             is_start = len(self.input_shapes[0]) == 1
             return states[1], states[0].reshape(-1) if is_start else None
+        if states[0].shape == self.domain.prompt.shape:
+            return states[0], None
         return states[0][1:], states[0][0]
 
     def _refusal(self, found: tuple[str, ...], which: str) -> str:

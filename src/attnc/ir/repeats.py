@@ -20,7 +20,8 @@ from attnc.ir.sparse import Sparse
 from attnc.numerics.arrays import Float, Int
 
 MAX_PERIOD = 8
-"""Maximum number of layers of a turn that `rolled` finds. The longest turns that are built have six."""
+"""Maximum number of layers of a turn that `rolled` finds. The longest turns that are built have eight, for the Huber
+loss with a safeguard."""
 FEWEST_TURNS = 3
 """Minimum number of turns that `rolled` makes a repeat of. Two turns are stored as plainly as they are written."""
 NUMBERED = re.compile(r"(.*?)([1-9]\d{0,8}|0)")
