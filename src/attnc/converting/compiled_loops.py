@@ -30,7 +30,7 @@ FOLDER = Path(__file__).parent
 SOURCES = (*(FOLDER / f"{name}.py" for name in ("compiled_loops", "kernels_numba", "shared_library")),)
 SOURCES += (Path(powers.__file__), Path(powers.__file__).with_name("exponential_numba.py"))
 MAX_LIBRARIES = 200
-"""Number of libraries in a folder above which the oldest is deleted. There are 38 loops, of about 20 kB each."""
+"""Number of libraries in a folder above which the oldest is deleted. There are 36 loops, of 8 to 44 kB each."""
 COMPILING_SECONDS = 300
 """Time for the second process. It needs 3 to 8 s, and longer on a machine that is very busy."""
 Function = Any
