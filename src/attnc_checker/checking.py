@@ -502,6 +502,8 @@ def proof_of(claim: Claim, structure: object, tensors: dict[str, Tensor]) -> Pro
     if len(function.outputs) != program.num_outputs:
         raise Refused(f"the network has {program.num_outputs} output(s), the expression {len(function.outputs)}")
     reach = [*map(arb, claim.reach)]
+    is_plain = claim.gradient is None or not (program.flush != 0 or program.has_silent_keys)
+    require(is_plain, "the gradient of this kind of network is not claimed")
     if isinstance(evidence, Stages):
         reduction = Reduction(program, reach, is_deep=True)
         proof, walk = staged_walk(claim, evidence, reduction, arithmetic)
@@ -521,7 +523,7 @@ def proof_of(claim: Claim, structure: object, tensors: dict[str, Tensor]) -> Pro
             by_rows(claim, evidence, prover) if isinstance(evidence, AtPoints) else by_leaves(claim, evidence, prover)
         )
     if claim.gradient is not None and not claim.gradient.heads:
-        proof = with_gradient(proof, claim, claim.gradient, Reduction(program, reach).stage(), function, arithmetic)
+        proof = with_gradient(proof, claim, claim.gradient, Reduction(program, reach), function, arithmetic)
     require_finite(program, reduction.reach)
     if isinstance(program, StockProgram):
         program.require_pinned(claim, reduction)

@@ -42,7 +42,8 @@ from attnc_checker.forms import SMALLEST, dense
 from attnc_checker.jets import BITS, Poly, add, by_degree, degree, norm, variable
 from attnc_checker.leaves import Prover, difference
 from attnc_checker.moments import quotient
-from attnc_checker.network import Stage
+from attnc_checker.network import Reduction, Stage
+from attnc_checker.overflow import lost
 from attnc_checker.proving import Proof, Subject
 from attnc_checker.ranges import Box, Range
 from attnc_checker.rounding import Arithmetic
@@ -70,13 +71,14 @@ class GradientProver(Prover):
 
     averages: Sequence[Average]
     excluded: Sequence[Range]  # intervals of the one variable
+    lost: arb  # by products that underflow, anywhere in the network
 
     @classmethod
     def outside(
-        cls, excluded: Sequence[Range], stage: Stage, function: Function, arithmetic: Arithmetic
+        cls, excluded: Sequence[Range], stage: Stage, function: Function, arithmetic: Arithmetic, lost: arb
     ) -> GradientProver:
         averages = [Average.of(head, stage.inputs) for head in stage.heads]
-        return cls(stage, [], function, arithmetic, averages, excluded)
+        return cls(stage, [], function, arithmetic, averages, excluded, lost)
 
     def error(self, kind: str, order: int, box: Box, limit: arb) -> arb:
         """Return an upper bound on the errors of all slopes. Raise ArithmeticError or ValueError if there is none."""
@@ -95,7 +97,7 @@ class GradientProver(Prover):
             form = self.stage.affine[o]
             terms, sizes = dense(form.terms, self.stage.inputs), dense(form.sizes, self.stage.inputs)
             other: Poly = {0: arb(terms[1 + i])}
-            error = self.arithmetic.gamma(form.n + FURTHER) * sizes[1 + i]
+            error = self.arithmetic.gamma(form.n + FURTHER) * sizes[1 + i] + self.lost
             for found in slopes:
                 if o in found:
                     other, error = add(other, found[o][i].poly), error + found[o][i].error
@@ -222,7 +224,7 @@ class _Weights:
         near = sum(not x < arithmetic.u / 8 for x in computed)
         if not head.num_keys * arithmetic.u <= arb(1) / 8:
             far, near = 0 * computed, head.num_keys
-        n = 2 * min(near, head.depth + 1) + head.values[o].n + head.n + head.addends + FURTHER + 2 * len(reach)
+        n = 2 * near + head.values[o].n + head.n + head.addends + FURTHER + 2 * len(reach)
         gamma = arithmetic.gamma(n)
         mean_value = computed @ sizes
         e_k, e_A = sizes * gamma, gamma * mean_value + 2 * (far @ (sizes + mean_value))
@@ -256,16 +258,23 @@ class _Weights:
 
 
 def with_gradient(
-    proof: Proof, claim: Claim, gradient: GradientClaim, stage: Stage, function: Function, arithmetic: Arithmetic
+    proof: Proof,
+    claim: Claim,
+    gradient: GradientClaim,
+    reduction: Reduction,
+    function: Function,
+    arithmetic: Arithmetic,
 ) -> Proof:
     """Return the proof of a claim, with the leaves of the claim about gradients. These do not count in its bound."""
+    stage = reduction.stage()
     slopes = derivatives(function, claim.variables)
     for _, lo, hi in gradient.excluded:
         rules = Kinks([(arb(lo), arb(hi))])
         evaluate(slopes, rules)
         require(rules.are_met, f"the function has no kink in the excluded interval [{lo:g}, {hi:g}]")
     intervals = [(arb(lo), arb(hi)) for _, lo, hi in gradient.excluded]
-    prover = GradientProver.outside(intervals, stage, slopes, arithmetic)
+    underflow = lost(reduction.program, reduction.reach) if arithmetic.u != 0 else arb(0)
+    prover = GradientProver.outside(intervals, stage, slopes, arithmetic, underflow)
     about = replace(claim, bound=gradient.bound, truncation=0.0, title="of gradients, ")
     subject = Subject(about, gradient.leaves, [gradient.bound] * len(gradient.leaves), prover)
     count, conclude = len(proof.jobs), proof.conclude

@@ -10,7 +10,7 @@ import pytest
 from flint import arb, ctx
 
 import attnc
-from attnc.ir.layers import Affine
+from attnc.ir.layers import Affine, Attention
 from attnc.ir.sparse import Sparse
 from attnc_checker import check
 from attnc_checker.derivatives import gradient
@@ -283,3 +283,82 @@ def test_cotangents_that_overflow_are_refused(tmp_path):
     verdict = check(tmp_path / "net", processes=1)
     assert not verdict.proved
     assert "may overflow" in verdict.reason
+
+
+def backwards(net, points):
+    """Return the slopes by automatic differentiation of the stored layers, where subnormal numbers count as 0."""
+    import torch
+
+    module, x = net.to_torch(form="unfolded"), torch.tensor(points, requires_grad=True)
+    torch.set_flush_denormal(True)
+    try:
+        module(x).sum().backward()
+    finally:
+        torch.set_flush_denormal(False)
+    return x.grad.numpy()
+
+
+def with_silent_values(net):
+    """Scale the channel of sin by 2^−10, read it times 2^10, and add values 0 that W_O multiplies by 2^1016."""
+    *before, layer, read = net.program.layers
+    channel, heads = layer.channels.index("signal.sin(t)#0"), []
+    weight = read.weight.dense()
+    weight[..., channel] *= 2.0**10
+    for head in layer.heads:
+        if head.W_O[0, channel]:
+            W_O = np.concatenate([head.W_O * 2.0**-10, np.zeros_like(head.W_O)])
+            W_O[1, channel] = 2.0**1016
+            head = replace(head, W_V=np.pad(head.W_V, ((0, 0), (0, 1))), W_O=W_O)
+        heads.append(head)
+    layers = (*before, replace(layer, heads=tuple(heads)), replace(read, weight=Sparse.from_dense(weight)))
+    return replace(net, program=replace(net.program, layers=layers))
+
+
+@pytest.mark.filterwarnings("ignore:the arithmetic of this thread")
+def test_cotangents_that_overflow_within_a_head_are_refused(tmp_path):
+    """A cotangent of 2^1026 meets the value 0. Values are exact, and claims as wide as these have room for all else."""
+    net = attnc.compile("abs(x - 0.25) + sin(y)", {"x": (-1, 1), "y": (-1, 1)}, 1e-2, norm="C1", gradient_eps=0.1)
+    changed, points = with_silent_values(net), np.array([[-0.5, 0.5]])
+    assert np.array_equal(changed.program(points), net.program(points))
+    assert np.isnan(backwards(changed, points)).all()
+    changed.save(tmp_path / "net")
+
+    def wider(data):
+        (stage,) = [each for each in data["stages"] if each["function"] == "sin(t)"]
+        (slopes,) = [each for each in data["gradient"]["stages"] if each["name"] == stage["name"]]
+        for claim, more in ((stage, 2.0**60), (slopes, 2.0)):
+            claim["bound"] += more
+            claim["leaf_bounds"] = [bound + more for bound in claim["leaf_bounds"]]
+            claim.pop("leaf_middles", None)
+        data["bound"] += 2.0**72
+        data["gradient"]["bound"] = 1e7
+
+    edit(tmp_path / "net", "certificate.json", wider)
+    verdict = check(tmp_path / "net", processes=1)
+    assert not verdict.proved
+    assert "may overflow" in verdict.reason
+
+
+@pytest.mark.filterwarnings("ignore:the arithmetic of this thread")
+def test_cotangents_that_underflow_and_are_amplified_are_refused(tmp_path):
+    """Queries times 2^998 and keys times 2^−998 have the same scores. Backwards, keys come before queries."""
+    net = attnc.compile(
+        "exp(-9*x**2)", {"x": (-2, 2)}, 1e-9, norm="C1", gradient_eps=1e-6, construction="spectral_grid"
+    )
+    layers = [
+        replace(layer, heads=tuple(replace(h, W_Q=h.W_Q * 2.0**998, W_K=h.W_K * 2.0**-998) for h in layer.heads))
+        if isinstance(layer, Attention)
+        else layer
+        for layer in net.program.layers
+    ]
+    changed = replace(net, program=replace(net.program, layers=tuple(layers)))
+    points = np.random.default_rng(0).uniform(-2, 2, (500, 1))
+    assert np.array_equal(changed.program(points), net.program(points))
+    assert (
+        np.abs(backwards(changed, points) + 18 * points * np.exp(-9 * points**2)).max()
+        > 10 * net.certificate.gradient_bound
+    )
+    changed.save(tmp_path / "net")
+    verdict = check(tmp_path / "net", processes=1)
+    assert not verdict.proved
+    assert "may overflow" in verdict.reason or "is not re-proved" in verdict.reason

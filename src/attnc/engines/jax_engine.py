@@ -228,14 +228,16 @@ def _head(
 
     def derivative(read: Sequence[Array], moved: Sequence[Array]) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
         found = averages(*read)
-        # Exponentials are computed again. Else XLA would store each of them, in a loop of its own.
-        (zero, *again), *means = jax.lax.optimization_barrier((tuple(read), *found))
+        # Exponentials are computed again. Else XLA would store each of them, in a loop of its own. The average is that
+        # by these weights: another one would be off by the errors of all weights, times slopes that are not centred.
+        zero, *again = jax.lax.optimization_barrier(tuple(read))
         weights = _exponentials(
             [_inner(own, again, offset) + zero for own, offset in zip(slopes, offsets, strict=True)]
         )
         total = _sum(weights)
         changes = [zero for _ in found]
-        for c, average in enumerate(means):
+        for c in range(len(found)):
+            average = _sum([weight * values[k, c] for k, weight in enumerate(weights)]) / total
             for j, change in enumerate(moved[1:]):
                 terms = [weight * (slopes[k, j] * (values[k, c] - average)) for k, weight in enumerate(weights)]
                 changes[c] = changes[c] + _sum(terms) / total * change

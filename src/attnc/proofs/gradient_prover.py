@@ -31,6 +31,7 @@ from attnc.proofs.neighbourhoods import ALL_OF_BOX, beside, kinks, neighbourhood
 from attnc.proofs.observed import observed_gradient_error, sample_points
 from attnc.proofs.proof import Excluded, GradientProof, Leaves, proof_by_leaves
 from attnc.proofs.prover import num_softmaxes, require_same_shapes
+from attnc.proofs.rounding.growth import slope_underflow
 from attnc.proofs.rounding.program import Roundings, roundings
 from attnc.proofs.rounding.slopes import NEGLIGIBLE_SLOPES, SlopeRounding
 from attnc.proofs.staged.gradient import Evaluate, StagedGradient
@@ -139,7 +140,7 @@ class GradientTask:
 
         with quiet():
             observed = observed_gradient_error(errors_at, box, work, beside(bands, box))
-        rounding = SlopeRounding(stage, rounds, box)
+        rounding = SlopeRounding(stage, rounds, box, slope_underflow(program, box))
         return cls(stage, derivatives, rounding, box, eps, bands, observed)
 
     def proof(self, budget: Budget) -> GradientProof:

@@ -29,7 +29,7 @@ of stage j by an entry m of the state is a sum of products of the stored and of 
 absolute values of at most reach_jm in all. Whatever the order of products and sums, every product is rounded at most N
 times, N the length of all sums in all layers together. So what the engine computes is the exact result for derivatives
 of the stages that are off by at most γ_N·reach_jm, forwards and backwards. With û_m′ for these derivatives, d_j′ has a
-further part of at most γ_N·Σ_m reach_jm |û_m′|.
+further part of at most γ_N·Σ_m reach_jm |û_m′|. Products that overflow or underflow are those of `overflow`.
 """
 
 from __future__ import annotations
@@ -69,19 +69,14 @@ from attnc_checker.expressions import Function, Step, evaluate, parse
 from attnc_checker.files import BadFile, Refused, require
 from attnc_checker.forms import ONE as CONSTANT
 from attnc_checker.forms import SMALLEST, Key, Terms, span
-from attnc_checker.gradients import OVERFLOW, GradientProver
-from attnc_checker.program import AffineLayer, AttentionLayer, Program
+from attnc_checker.gradients import GradientProver
+from attnc_checker.overflow import CENTRED, GATED, lost, num_roundings
 from attnc_checker.proving import Proof, Subject
 from attnc_checker.ranges import Range, Ranges
 from attnc_checker.vectors import INFINITE, most, total
 
-CENTRED, GATED = arb(4.25), arb(2.125)
-"""Largest Σ |d_k| in units of max |v_k|, and largest Σ p_k |V_k − E[V]| in units of max |V_k|, for slopes that may be
-centred. Both have room for computed weights, which add up to at most 1 + 2^−10."""
 FIXED = 20
 """Rounding of slopes per slope of a score and per size of a value, if the value itself is 0."""
-FURTHER = 64
-"""Roundings of a product in a layer besides those of sums."""
 CLOSE_SHARE, SHARE_HALVINGS = 2.0**-8, 12
 """The share of a part that a neighbourhood takes up is not found more closely if it is at most the first, or after this
 number of halvings."""
@@ -102,9 +97,8 @@ class Slope(NamedTuple):
 
 def with_slopes(proof: Proof, claim: Claim, gradient: GradientClaim, walk: Walk) -> Proof:
     """Return the proof of a claim with the leaves of all slopes. The bound of gradients is computed before."""
-    program, names = walk.reduction.program, [link.claim.name for link in walk.links]
+    names = [link.claim.name for link in walk.links]
     require([each.name for each in gradient.heads] == names, "the slopes that are proved are not those of all stages")
-    require(program.flush == 0 and not program.has_silent_keys, "the gradient of this kind of network is not claimed")
     slopes, subjects = list[Slope](), list[Subject]()
     strips = _Strips(walk, gradient.excluded)
     for link, stated in zip(walk.links, gradient.heads, strict=True):
@@ -202,7 +196,7 @@ def _of_stage(walk: Walk, link: Link, stated: SlopeClaim, strips: _Strips) -> tu
     is_excluded = [leaf.kind == EXCLUDED for leaf in stated.leaves]
     sides = strips.of(link, slope) if any(is_excluded) else ()
     inner = [(arb(lo) + link.t.off, arb(hi) - link.t.off) for lo, hi in sides]
-    prover = GradientProver(link.line, [], slope, walk.arithmetic, averages, inner)
+    prover = GradientProver(link.line, [], slope, walk.arithmetic, averages, inner, arb(0))
     pieces, fixed = Pieces(claim, low, high, link.t.off, bool(walk.axes), slope, sides), arb(0)
     if claim.carrier is not None:
         for head in link.line.heads:
@@ -257,10 +251,10 @@ class _Gradient:
     def __init__(self, walk: Walk, slopes: list[Slope], claim: GradientClaim) -> None:
         self.walk, self.slopes, self.claim, self.wanted = walk, slopes, claim, walk.wanted()
         self.inputs = [key for key in walk.sizes if isinstance(key, int) and key != CONSTANT]
-        self.num = num_roundings(walk.reduction.program)
         forms = walk.reduction.stage().affine
         self.read = [{key: x for key, x in form.sizes.items() if key != CONSTANT} for form in forms]
-        self.share, self.lost = walk.arithmetic.gamma(self.num), self._lost()
+        self.share = walk.arithmetic.gamma(num_roundings(walk.reduction.program))
+        self.lost = lost(walk.reduction.program, walk.reduction.reach)
 
     def prove(self) -> None:
         for variable in self.inputs:
@@ -270,18 +264,6 @@ class _Gradient:
                 self.claim.axes,
                 "the errors of slopes add up to",
             )
-
-    def _lost(self) -> arb:
-        """Bound what is lost where products underflow. Refuse products that may overflow."""
-        arithmetic, peak = self.walk.arithmetic, arb(1)
-        for slope in self.slopes:
-            peak *= total(slope.reach.values()).max(arb(1)).upper()
-        for sizes in self.read:
-            largest = peak * total(sizes.values()).max(arb(1))
-            backwards = largest * _growth_backwards(self.walk.reduction.program)
-            require(bool(backwards < OVERFLOW[arithmetic.name]), "a product in the gradient may overflow")
-            peak = peak.max(largest)
-        return self.num**2 * SMALLEST[arithmetic.name] * peak
 
     def _error(self, variable: int, part: list[Range]) -> arb:
         """Bound the errors of all outputs' slopes along a variable on a part of the box, outside of neighbourhoods."""
@@ -418,31 +400,3 @@ class _Gradient:
 
 def _total(effects: dict[Key, Range], own: dict[Key, arb]) -> arb:
     return total(size_of(x) * own[source] for source, x in effects.items())
-
-
-def _growth_backwards(program: Program) -> arb:
-    """Bound the factor by which cotangents grow in affine layers, whatever later layers undo: the sums of columns."""
-    found = arb(1)
-    for layer in (*program.main.layers, *program.memory.layers):
-        if isinstance(layer, AffineLayer):
-            sums = dict[tuple[int, int], arb]()
-            for row in layer.rows.values():
-                for place, weight in row:
-                    sums[place] = sums.get(place, arb(0)) + abs(arb(weight))
-            found *= most([arb(1), *sums.values()])
-    return found
-
-
-def num_roundings(program: Program) -> int:
-    """Return the largest number of roundings of a product along a path, for any order of products and sums."""
-    found = 0
-    for stream in (program.main, program.memory):
-        for number, layer in enumerate(stream.layers):
-            before, after = stream.shapes[number], stream.shapes[number + 1]
-            found += math.prod(before) + math.prod(after) + FURTHER
-            if not isinstance(layer, AffineLayer):
-                found += 2 * before[0]
-            if isinstance(layer, AttentionLayer):
-                found += 2 * (program.memory.shapes[-1][0] if layer.cross else 0)
-                found += sum(len(head.W_Q) + len(head.W_V) + 1 for head in layer.heads)
-    return found

@@ -12,11 +12,11 @@ import pytest
 import attnc
 from attnc.engines.numpy_engine import NumpyEngine
 from attnc.errors import ProgramError
-from attnc.proofs.staged.slope_flow import num_roundings
+from attnc.proofs.rounding.growth import num_roundings
 from attnc.targets.expressions.derivatives import gradient
 from attnc.targets.expressions.expression import Expression
 from attnc_checker import check
-from attnc_checker.deep.slopes import num_roundings as counted_again
+from attnc_checker.overflow import num_roundings as counted_again
 from attnc_checker.program import Program
 from checker.tampering import edit
 

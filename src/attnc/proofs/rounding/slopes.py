@@ -19,7 +19,8 @@ Proof.    cov_q(u, a) = E_q[(u − A)(a − ā)] − (A_q − A)(ā_q − ā) wi
           X_k = (u_k − A)(a_k − ā) we have (E_q − E_p)[X] = Σ p_k η_k (X_k − E_p X)/(1 + Σ p_k η_k), E_p X = cov_p. For
           b = 0 or the computed ā, Σ q_k (u_k + e_k − Â)(a_k − b) is cov_q + (A_q − Â)(ā_q − b) + Σ q_k e_k (a_k − b).
           Each product meets n roundings at most, and |a_k − b| ≤ T_k. Sums over keys count as in `stage`: keys with
-          C_k ≤ u/8 cost at most twice their share, and the others count by their number.
+          C_k ≤ u/8 cost at most twice their share, and the others count by their number. Backwards, sums over keys are
+          products of matrices, so they are in no blocks.
 
 Over a box c ± r, p_k(x) ≤ p_k(c) e^{ρ_k} with ρ_k = Σ_i α_ki r_i about the mean slope at c (Jensen), and
 |A(x) − A(c)| ≤ Σ p_k(x) |u_k(x) − A(c)|.
@@ -61,6 +62,7 @@ class SlopeRounding:
     stage: OneStage
     roundings: Roundings
     box: Box
+    lost: float = 0.0  # by products that underflow, anywhere in the network
     level: float = 0.0  # about the largest rounding at points; this part of the goal is left to rounding
     unit: float = 1.0  # bounds are returned in this unit
 
@@ -85,7 +87,7 @@ class SlopeRounding:
         n = rounds.count + ROUNDINGS_OF_TERM
         found = np.zeros((len(centres), len(self.stage.constant.mid), d))
         affine = rounds.sizes[:, :-1] if rounds.sizes.shape[1] > 1 else np.zeros((found.shape[1], d))
-        found += affine * (n * rounds.unit / (1 - n * rounds.unit)) + rounds.underflow
+        found += affine * (n * rounds.unit / (1 - n * rounds.unit)) + rounds.underflow + self.lost
         with quiet():
             for head, own in zip(self.stage.heads, rounds.heads, strict=True):
                 found += _head_bounds(head, own, rounds.dtype, n, centres, radii, reach)
@@ -135,8 +137,7 @@ def _head_bounds(
     mean_size = np.einsum("bk,ki->bi", computed, sizes)
     reached = sizes[None] + mean_size[:, None]  # T_ki
     is_big = (computed > u / 8) | (keys * u > 0.1)
-    depth = np.minimum(is_big.sum(axis=1), rounds.depth + 1)[:, None]
-    n = 2 * depth + rounds.count + after + ROUNDINGS_OF_TERM + 2 * d
+    n = 2 * is_big.sum(axis=1)[:, None] + rounds.count + after + ROUNDINGS_OF_TERM + 2 * d
     gamma = np.where(n * u < 0.5, n * u / (1 - np.minimum(n * u, 0.5)), np.nan)
     lost = 4 * keys * (math.exp(NEGLIGIBLE[dtype]) + np.finfo(dtype).smallest_normal)
     of_slopes = rounds.score_errors[:, :d]  # the roundings of a_ki

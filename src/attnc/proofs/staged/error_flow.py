@@ -18,6 +18,7 @@ most the width of the range of g there, which is added to own_j instead.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -187,7 +188,10 @@ class Deviations:
 
     def over(self, t: Interval, error: float, carrier: Float[np.ndarray, " boxes"] | float) -> np.ndarray:
         """Bound the deviation for t̂ within `error` of each of these intervals, and for carriers of this size."""
-        delta = self.largest(t, error)
+        return self.of(self.largest(t, error), carrier)
+
+    def of(self, delta: Float[np.ndarray, " boxes"], carrier: Float[np.ndarray, " boxes"] | float) -> np.ndarray:
+        """Bound the deviation where the largest δ is `delta`."""
         scaled = up(products(delta, np.minimum(carrier, self.size)) + self.fixed)
         return np.asarray(up(np.minimum(scaled, products(delta, self.size)) + self.unsure))
 
@@ -256,7 +260,7 @@ class ErrorFlow:
         self.stages, count = stages, sum(map(len, stages))
         ends = np.cumsum([0, *map(len, stages)]).tolist()
         self.rows = [slice(*pair) for pair in itertools.pairwise(ends)]
-        self.own, self.rounding, self.beside, *numbers = np.zeros((7, len(t), count))
+        self.own, self.rounding, self.beside, self.jumps, self.deltas, *numbers = np.zeros((9, len(t), count))
         lows, highs = np.zeros((2, len(t), count))
         C = self._computed(Interval.point(np.ones(t.shape)) if C is None else C)
         for stage, rows in zip(stages, self.rows, strict=True):
@@ -270,20 +274,30 @@ class ErrorFlow:
             added = np.tile(stage.own, (len(t), 1))
             for number, found in enumerate(stage.deviations):
                 column = rows.start + number
-                local = found.over(t[:, column], float(reads.error[number]), C[:, column].mag)
-                added[:, number] = np.minimum(added[:, number], local)
+                self.deltas[:, column] = found.largest(t[:, column], float(reads.error[number]))
+                added[:, number] = np.minimum(added[:, number], found.of(self.deltas[:, column], C[:, column].mag))
                 if not has_signs:
                     continue
                 ends = found.ends(t[:, column], float(reads.error[number]))
                 lows[:, column], highs[:, column] = ends.lo, ends.hi
                 self.beside[:, column] = up(own[:, number] + found.fixed + found.unsure, 2)
             self.own[:, rows], self.rounding[:, rows] = up(own + added), rounding + np.minimum(stage.rounding, added)
-            for array, end in zip(numbers, (G.lo, G.hi, g.lo, g.hi), strict=True):
-                array[:, rows] = end
+            for array, part in zip((self.jumps, *numbers), (jump, G.lo, G.hi, g.lo, g.hi), strict=True):
+                array[:, rows] = part
         self.ends = Interval(lows, highs)  # of head − g, in units of the carrier
         self.has_signs = has_signs
         self.factors = Interval(*numbers[:2]), C, Interval(*numbers[2:])
         self.forms = self._forms_of(*self.factors)
+
+    def repeated(self, times: int) -> ErrorFlow:
+        """Return the same numbers for every box several times: for all boxes, and then for all boxes again."""
+        found = copy.copy(self)
+        for name in ("own", "rounding", "beside", "jumps", "deltas"):
+            setattr(found, name, repeated(getattr(self, name), times))
+        found.ends, found.forms = repeated_intervals(self.ends, times), repeated_intervals(self.forms, times)
+        G, C, g = (repeated_intervals(x, times) for x in self.factors)
+        found.factors = G, C, g
+        return found
 
     def _computed(self, C: Interval) -> Interval:
         """Return the carriers as computed: their ranges, enlarged by their errors."""
@@ -356,6 +370,16 @@ class ErrorFlow:
             own = np.arange(rows.start, rows.stop)
             lo[:, own, own] = hi[:, own, own] = 1.0
         return Interval(lo, hi)
+
+
+def repeated(array: np.ndarray, times: int) -> np.ndarray:
+    """Return the array several times, along its first axis."""
+    return np.concatenate([array] * times)
+
+
+def repeated_intervals(given: Interval, times: int) -> Interval:
+    """Return the intervals several times, along their first axis."""
+    return Interval(repeated(given.lo, times), repeated(given.hi, times))
 
 
 def bypassed(stages: Sequence[FlowStage], outputs: Float[np.ndarray, "outputs heads"]) -> list[int]:

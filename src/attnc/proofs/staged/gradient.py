@@ -58,7 +58,6 @@ from attnc.proofs.staged.slope_flow import (
     SlopeOutputs,
     SlopeStage,
     composed_slopes,
-    num_roundings,
     path_rounding,
     require_close,
 )
@@ -178,7 +177,7 @@ class StagedGradient:
             return nothing
         outputs, proved = _outputs(walk, read), [head for _, heads in found for head in heads]
         stages = [stage for stage, _ in found]
-        rounding = path_rounding(stages, outputs, num_roundings(self.program), str(self.program.dtype))
+        rounding = path_rounding(self.program, self.target.box)
         box, sides = Interval(self.target.box.lo[None], self.target.box.hi[None]), _sides(self.strips)
         with quiet():
             composed = None

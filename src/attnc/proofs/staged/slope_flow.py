@@ -19,7 +19,7 @@ stage the derivative of head j by channel m is a sum of products of stored and c
 at most reach_jm in all. In any order of products and sums, every product is rounded at most N times, with N the length
 of all sums of all layers together. So the engine's result is that of exact arithmetic with other derivatives of the
 stages, each off by at most γ_N·reach_jm, forwards and backwards. With û_m′ for these derivatives, a part of d_j′ is
-γ_N·Σ_m reach_jm·|û_m′|.
+γ_N·Σ_m reach_jm·|û_m′|. Products that overflow or underflow are those of `rounding.growth`.
 
 Kinks.    Nothing is claimed where the exact t of a head lies in a strip [a, b] about a kink of g. Elsewhere t ≤ a or
 t ≥ b, and t̂ is on the same side of the kink. So slopes of g′ and bounds of leaves count for these t alone, and on a
@@ -31,18 +31,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from attnc.errors import ProgramError
-from attnc.ir.layers import Affine
 from attnc.ir.program import Program
-from attnc.ir.shapes import streams
 from attnc.numerics.arrays import Float, Int
 from attnc.numerics.bound import Term
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma, up
 from attnc.proofs.margins import DIVIDED_ROOM, MAX_AXES
+from attnc.proofs.rounding.growth import num_roundings, slope_underflow
 from attnc.proofs.staged.error_flow import (
     Deviations,
     ErrorFlow,
@@ -53,20 +53,18 @@ from attnc.proofs.staged.error_flow import (
     divided,
     has_middles,
     products,
+    repeated,
+    repeated_intervals,
     scaled,
     summed,
 )
+from attnc.targets.box import Box
 
 COEFFICIENT_SLACK = 2.0**-48
 """Largest distance of a coefficient from the float that stands for it, as a share of the float. Rational numbers are
 within 2^−53; numbers such as π/3 within a few units more."""
-FURTHER_ROUNDINGS = 64
-"""Roundings of a product in a layer besides those of sums: differences, divisions, exponentials' weights, and some to
-spare."""
 PATH_ROUNDING_ROOM = 1.125
 """Factor on the rounding of products: prover and checker bound the sizes of products in their own ways."""
-OVERFLOW = {"float64": 2.0**1000, "float32": 2.0**120}
-"""No product of sizes along a path may reach this."""
 MOST_SIDES, ROWS_AT_ONCE = 2**8, 2**10
 """Largest number of choices of sides on a part of the box, and of rows that are bounded together. Parts with more
 choices have the bound ∞, so they are halved. The checker takes 1024 choices: its ranges may be a little wider."""
@@ -115,20 +113,6 @@ class ComposedSlopes:
     num_chosen: int = 0  # the first axes, which were chosen; the others follow in turns
 
 
-def num_roundings(program: Program) -> int:
-    """Return the largest number of roundings of a product, for any order of products and sums."""
-    found = 0
-    for stream in streams(program):
-        before = stream.start
-        for step in stream.steps:
-            found += math.prod(before) + math.prod(step.after) + FURTHER_ROUNDINGS
-            if not isinstance(step.layer, Affine):
-                found += 2 * max(before[0], step.num_keys)
-                found += sum(head.W_Q.shape[1] + head.W_V.shape[1] + 1 for head in step.layer.heads)
-            before = step.after
-    return found
-
-
 @dataclass(frozen=True)
 class PathRounding:
     """Rounding of a sum of products: `share` of the sum of their absolute values, and `lost` for those that underflow.
@@ -140,16 +124,13 @@ class PathRounding:
     lost: float
 
 
-def path_rounding(stages: Sequence[SlopeStage], outputs: SlopeOutputs, num: int, dtype: str) -> PathRounding:
-    """Bound the rounding of products that are rounded at most `num` times."""
-    unit, peak = UNIT_ROUNDOFF[dtype], 1.0
-    for stage in stages:
-        peak *= max(1.0, float(stage.reach.sum(axis=1).max()))
-    peak *= max(1.0, float(np.abs(outputs.weights).sum(axis=1).max()))
-    if not (peak < OVERFLOW[dtype] and num * unit < 0.125):
+def path_rounding(program: Program, box: Box) -> PathRounding:
+    """Bound the rounding of products in all layers of a program."""
+    num, unit = num_roundings(program), UNIT_ROUNDOFF[str(program.dtype)]
+    lost = slope_underflow(program, box)
+    if not (lost < math.inf and num * unit < 0.125):
         return PathRounding(math.inf, math.inf)
-    lost = num**2 * float(np.finfo(dtype).smallest_normal) * peak
-    return PathRounding(float(up(PATH_ROUNDING_ROOM * gamma(num, unit), 4)), float(up(PATH_ROUNDING_ROOM * lost, 4)))
+    return PathRounding(float(up(PATH_ROUNDING_ROOM * gamma(num, unit), 4)), lost)
 
 
 class SlopeFlow:
@@ -160,11 +141,13 @@ class SlopeFlow:
         flow: ErrorFlow,
         stages: Sequence[SlopeStage],
         t: Interval,
-        by: Float[np.ndarray, "boxes d"],
+        d: int,
         rounding: PathRounding,
     ) -> None:
-        """`by` is 1 for the variable, and 0 for all others."""
-        (boxes, count), d = t.shape, by.shape[1]
+        """`t` are the ranges of arguments on the boxes of `flow`. All numbers are those by x_1, then those by x_2, …"""
+        found = [_AtArguments.of(*each, t, flow.has_signs, d) for each in _parts(stages, flow)]
+        flow, by = flow.repeated(d), np.repeat(np.eye(d), len(t), axis=0)
+        boxes, count = flow.own.shape
         self.flow, self.first, self.rounding = flow, d, rounding
         G, C, g = flow.factors
         self.own, self.beside, self.rounded = np.zeros((3, boxes, count))
@@ -173,10 +156,8 @@ class SlopeFlow:
         tangents = Interval(inputs, inputs)  # of the variables and of all heads so far, (boxes, sources, 1)
         sizes = np.abs(inputs[:, :, 0])  # the largest |û_m′|
         forms = Interval(*np.zeros((2, boxes, 0, 3 * count)))  # the α, β and σ of all heads so far
-        for part, stage, rows in zip(flow.stages, stages, flow.rows, strict=True):
-            own_t, own_C, own_G, own_g = t[:, rows], C[:, rows], G[:, rows], g[:, rows]
-            H, jump, slope = stage.slopes.over(own_t)
-            steep = part.slopes.over(own_t)[1]
+        for (stage, part, rows), (H, jump, slope, deltas, of_ends) in zip(_parts(stages, flow), found, strict=True):
+            own_C, own_G, own_g, steep = C[:, rows], G[:, rows], g[:, rows], flow.jumps[:, rows]
             moved, carried = (combined(w, tangents)[:, :, 0] for w in (stage.arguments, stage.carriers))
             wide = own_C * slope
             by_value, by_carrier = own_C * H * moved + own_G * carried, slope * moved
@@ -209,20 +190,19 @@ class SlopeFlow:
                 own += products(by_carrier.mag, part.carriers.slack)
             beside = own.copy()
             for number in range(len(stage)):
-                error, column, C_mag = float(part.arguments.error[number]), own_t[:, number], own_C[:, number].mag
-                of_slopes, of_values = stage.deviations[number], part.deviations[number]
-                largest, of_value = of_slopes.over(column, error, C_mag), of_values.largest(column, error)
+                C_mag, of_slopes = own_C[:, number].mag, stage.deviations[number]
+                largest, of_value = of_slopes.of(deltas[:, number], C_mag), flow.deltas[:, rows.start + number]
                 own[:, number] += products(largest, size_t[:, number]) + products(of_value, size_C[:, number])
                 if not flow.has_signs:
                     continue
-                found = of_slopes.ends(column, error)
+                ends_here = of_ends[:, number]
                 unknown_t, unknown_C = (
                     np.maximum(up(x[:, number] - y[:, number].mag), 0.0)
                     for x, y in ((size_t, moved), (size_C, carried))
                 )
-                beside[:, number] += products(products(C_mag, found.mag), unknown_t) + products(of_value, unknown_C)
+                beside[:, number] += products(products(C_mag, ends_here.mag), unknown_t) + products(of_value, unknown_C)
                 beside[:, number] += products(size_t[:, number], of_slopes.fixed)
-                for array, part_of in ((ends, found), (moves, moved[:, number]), (carries, carried[:, number])):
+                for array, part_of in ((ends, ends_here), (moves, moved[:, number]), (carries, carried[:, number])):
                     array.lo[:, rows.start + number], array.hi[:, rows.start + number] = part_of.lo, part_of.hi
             self.own[:, rows], self.beside[:, rows] = up(own, 16), up(beside, 16)
             self.rounded[:, rows] = up(products(sizes @ stage.reach.T, rounding.share), 8 + sizes.shape[1])
@@ -258,6 +238,33 @@ class SlopeFlow:
         true = self.tangents.mag[:, :, 0]
         off = self.sizes @ outputs.differs.T + COEFFICIENT_SLACK * (true @ np.abs(outputs.weights).T)
         return up(by_slopes, count + 2), up(by_values, count + 2), up(off, 8 + count), up(rounded, 16 + 2 * count)
+
+
+class _AtArguments(NamedTuple):
+    """The numbers of a stage that depend on arguments alone, repeated for each variable."""
+
+    H: Interval
+    jump: Float[np.ndarray, "boxes heads"]
+    slope: Interval
+    deltas: Float[np.ndarray, "boxes heads"]  # the largest δ′
+    ends: Interval  # of the computed slopes less g′, if their signs are known
+
+    @classmethod
+    def of(cls, stage: SlopeStage, part: FlowStage, rows: slice, t: Interval, has_signs: bool, d: int) -> _AtArguments:
+        t = t[:, rows]
+        H, jump, slope = stage.slopes.over(t)
+        errors, deltas, (lo, hi) = part.arguments.error.tolist(), np.zeros(t.shape), np.zeros((2, *t.shape))
+        for number, deviations in enumerate(stage.deviations):
+            deltas[:, number] = deviations.largest(t[:, number], errors[number])
+            if has_signs:
+                found = deviations.ends(t[:, number], errors[number])
+                lo[:, number], hi[:, number] = found.lo, found.hi
+        H, slope, ends = (repeated_intervals(x, d) for x in (H, slope, Interval(lo, hi)))
+        return cls(H, repeated(jump, d), slope, repeated(deltas, d), ends)
+
+
+def _parts(stages: Sequence[SlopeStage], flow: ErrorFlow) -> list[tuple[SlopeStage, FlowStage, slice]]:
+    return list(zip(stages, flow.stages, flow.rows, strict=True))
 
 
 def _beside(first: Interval, second: Interval, axis: int) -> Interval:
@@ -345,14 +352,8 @@ def composed_slopes(
             worst[place] = np.where(is_worse[..., None], found[some], worst[place])
         return worst
 
-    def for_each(ranges: Interval) -> Interval:
-        """Return the ranges once for each variable."""
-        return Interval(np.tile(ranges.lo, (d, 1)), np.tile(ranges.hi, (d, 1)))
-
     def of_ranges(t: Interval, C: Interval | None) -> Float[np.ndarray, "boxes slopes terms"]:
-        n, t, C = len(t), for_each(t), None if C is None else for_each(C)
-        by = np.repeat(np.eye(d), n, axis=0)
-        slopes = SlopeFlow(ErrorFlow(flow, t, C, has_signs), stages, t, by, rounding)
+        n, slopes = len(t), SlopeFlow(ErrorFlow(flow, t, C, has_signs), stages, t, d, rounding)
         by_slopes, by_values, off, rounded = slopes.at(outputs)
         found = np.stack([by_slopes, by_values, off, rounded], axis=2)
         if has_signs:
