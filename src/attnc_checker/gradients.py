@@ -54,6 +54,8 @@ FURTHER = 16
 of weights, three products, the sum of both parts, and some to spare."""
 FAR_WEIGHT = arb(2) ** -40
 """Largest weight on a box, relative to the largest one of all, of a key that is left out where its series diverges."""
+ALIGNED = arb(2) ** -9
+"""The share by which products through the scores of a deep program may exceed those of a head along t alone."""
 OVERFLOW = {"float64": arb(2) ** 1000, "float32": arb(2) ** 120, "real": INFINITE}
 """No product may reach this size."""
 
@@ -72,6 +74,7 @@ class GradientProver(Prover):
     averages: Sequence[Average]
     excluded: Sequence[Range]  # intervals of the one variable
     lost: arb  # by products that underflow, anywhere in the network
+    further: int = 0  # roundings of every product of slopes in other layers, for a stage of a deep program
 
     @classmethod
     def outside(
@@ -90,7 +93,7 @@ class GradientProver(Prover):
         if kind != TAYLOR or box.is_point:
             raise ValueError("a gradient is proved by Taylor models alone")
         d = len(box.centre)
-        slopes = [slopes_of(average, box, order, self.arithmetic) for average in self.averages]
+        slopes = [slopes_of(average, box, order, self.arithmetic, self.further) for average in self.averages]
         functions, errors = self._functions(box, order - 1), []
         for number, f in enumerate(functions):
             o, i = divmod(number, d)
@@ -105,8 +108,11 @@ class GradientProver(Prover):
         return most(errors)
 
 
-def slopes_of(average: Average, box: Box, m: int, arithmetic: Arithmetic) -> dict[int, list[Slope]]:
-    """Return the slopes of a head along all variables, for every output that reads it."""
+def slopes_of(average: Average, box: Box, m: int, arithmetic: Arithmetic, further: int = 0) -> dict[int, list[Slope]]:
+    """Return the slopes of a head along all variables, for every output that reads it.
+
+    `further` are the roundings of every product of slopes in other layers.
+    """
     d, linear = len(box.centre), [variable(i, len(box.centre)) for i in range(len(box.centre))]
     scores = at(average.scores, box.centre)
     top = most(scores)
@@ -149,7 +155,7 @@ def slopes_of(average: Average, box: Box, m: int, arithmetic: Arithmetic) -> dic
         distance = size + (norm(Q) + error)
         found[o] = []
         for i in range(d):
-            rounding = weights.rounding(o, i, distance)
+            rounding = weights.rounding(o, i, distance, further)
             if len(average.axes[i]) == 1 and (len(rows) == 1 or all(x == 0 for x in rows[1 + i])):
                 found[o].append(Slope({}, rounding))  # equal slopes cancel
                 continue
@@ -206,7 +212,7 @@ class _Weights:
         alpha = [x + share @ x for x in apart]  # about the mean slope anywhere on the box
         return cls(average, box, arithmetic, share, tau, slack, alpha)
 
-    def rounding(self, o: int, i: int, distance: Vector) -> arb:
+    def rounding(self, o: int, i: int, distance: Vector, further: int) -> arb:
         """Bound the rounding of the slope along x_i. Values are at most `distance` from the average."""
         arithmetic, average, head = self.arithmetic, self.average, self.average.head
         if arithmetic.u == 0:
@@ -226,6 +232,7 @@ class _Weights:
             far, near = 0 * computed, head.num_keys
         n = 2 * near + head.values[o].n + head.n + head.addends + FURTHER + 2 * len(reach)
         gamma = arithmetic.gamma(n)
+        of_products = (1 + ALIGNED) * arithmetic.gamma(n + further) if further else gamma
         mean_value = computed @ sizes
         e_k, e_A = sizes * gamma, gamma * mean_value + 2 * (far @ (sizes + mean_value))
         off = p * tau
@@ -233,7 +240,7 @@ class _Weights:
         weights = off @ (distance * alpha + p @ (distance * alpha)) / s + dA * (off @ alpha) / s
         rows = average.values[o]
         whole = (distance + dA).max(2 * self._split(o)) + e_k + e_A
-        counted = computed * gamma + far * 2
+        counted = computed * of_products + far * 2
         sums = e_A * mean_size + computed @ (e_k * reached) + counted @ (whole * reached)
         gates = 0 * sizes
         if len(rows) > 1:

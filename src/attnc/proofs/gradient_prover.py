@@ -21,6 +21,7 @@ from attnc.ir.program import Program
 from attnc.ir.soft_head import Enclosed
 from attnc.numerics.arrays import Float
 from attnc.numerics.intervals import Interval
+from attnc.numerics.limits import is_time_over
 from attnc.numerics.quiet import quiet
 from attnc.proofs.cells.branching import Budget, branch_and_bound
 from attnc.proofs.cells.kind import Kind
@@ -45,6 +46,9 @@ from attnc.targets.target import Target
 FAR_BELOW = 1e-3  # the part of eps below which no bound is sought
 TOLERANCE = 0.03
 """A bound is close enough if it exceeds the largest error that was seen by this share, as for values."""
+WITH_KINKS, FEW_CELLS = (0.2, 0.5), 2**11
+"""Shares that are tried next beside kinks, and the number of cells for each but the last. Cells beside a kink are so
+narrow that the rounding of the proof itself may be a third of the error."""
 ROUNDING_TOLERANCE = 1.2  # the rounding over a cell that is aimed at, relative to that at sampled points
 REASONS = {
     "approximation": "the difference of the Taylor polynomials of the slopes of f and of the network on the worst cell",
@@ -153,20 +157,24 @@ class GradientTask:
         def taylor(order: int) -> Kind:
             return GradientKind(self.stage, self.gradient, order, rounding, is_everywhere=not self.bands)
 
-        goal = max((1 + TOLERANCE) * self.observed + level, FAR_BELOW * self.eps)
         excluded = [ExcludedKind(self.bands, len(self.gradient.outputs))] if self.bands else []
-        order, start = choose_order(taylor, self.box, goal)
-        found = branch_and_bound(
-            [*excluded, taylor(order)],
-            self.box,
-            observed=self.observed,
-            tolerance=TOLERANCE,
-            floor=level,
-            goal=FAR_BELOW * self.eps,
-            start_level=0 if self.bands else start,
-            budget=budget,
-        )
-        proof = proof_by_leaves(found)
+        for tolerance in (TOLERANCE, *WITH_KINKS) if self.bands else (TOLERANCE,):
+            goal = max((1 + tolerance) * self.observed + level, FAR_BELOW * self.eps)
+            order, start = choose_order(taylor, self.box, goal)
+            is_last = not self.bands or tolerance == WITH_KINKS[-1]
+            found = branch_and_bound(
+                [*excluded, taylor(order)],
+                self.box,
+                observed=self.observed,
+                tolerance=tolerance,
+                floor=level,
+                goal=FAR_BELOW * self.eps,
+                start_level=0 if self.bands else start,
+                budget=budget if is_last else dataclasses.replace(budget, cells=min(FEW_CELLS, budget.cells)),
+            )
+            proof = proof_by_leaves(found)
+            if proof.complete or is_time_over():
+                break
         assert isinstance(proof.evidence, Leaves)
         name = self.box.names[0]
         return GradientProof(

@@ -29,7 +29,10 @@ of stage j by an entry m of the state is a sum of products of the stored and of 
 absolute values of at most reach_jm in all. Whatever the order of products and sums, every product is rounded at most N
 times, N the length of all sums in all layers together. So what the engine computes is the exact result for derivatives
 of the stages that are off by at most γ_N·reach_jm, forwards and backwards. With û_m′ for these derivatives, d_j′ has a
-further part of at most γ_N·Σ_m reach_jm |û_m′|. Products that overflow or underflow are those of `overflow`.
+further part of at most γ_N·Σ_m reach_jm |û_m′|. Leaves count N more roundings of all products along t, ε ≤ δ′ in all.
+The products through scores by the entry m are κ_k w_m times d_k, and off by ε·|w_m|·|û_m′|. So the part is also at most
+γ_N·Σ_m aside_jm |û_m′| + δ′·(Σ_m |w_m|·|û_m′| − |Σ w_m û_m′|), with all other products in `aside`.
+Products that overflow or underflow are those of `overflow`.
 """
 
 from __future__ import annotations
@@ -69,11 +72,11 @@ from attnc_checker.expressions import Function, Step, evaluate, parse
 from attnc_checker.files import BadFile, Refused, require
 from attnc_checker.forms import ONE as CONSTANT
 from attnc_checker.forms import SMALLEST, Key, Terms, span
-from attnc_checker.gradients import GradientProver
+from attnc_checker.gradients import ALIGNED, GradientProver
 from attnc_checker.overflow import CENTRED, GATED, lost, num_roundings
 from attnc_checker.proving import Proof, Subject
 from attnc_checker.ranges import Range, Ranges
-from attnc_checker.vectors import INFINITE, most, total
+from attnc_checker.vectors import INFINITE, Vector, most, total
 
 FIXED = 20
 """Rounding of slopes per slope of a score and per size of a value, if the value itself is 0."""
@@ -91,6 +94,7 @@ class Slope(NamedTuple):
     own: Deviations
     rest: Terms
     reach: Terms
+    aside: Terms  # the part of `reach` without the products through scores along t
     unsure: arb
     excluded: tuple[tuple[float, float], ...]  # intervals of t
 
@@ -193,10 +197,11 @@ def _of_stage(walk: Walk, link: Link, stated: SlopeClaim, strips: _Strips) -> tu
         leaf_middles=stated.leaf_middles,
     )
     averages = [Average.of(head, link.line.inputs) for head in link.line.heads]
+    further = num_roundings(walk.reduction.program)
     is_excluded = [leaf.kind == EXCLUDED for leaf in stated.leaves]
     sides = strips.of(link, slope) if any(is_excluded) else ()
     inner = [(arb(lo) + link.t.off, arb(hi) - link.t.off) for lo, hi in sides]
-    prover = GradientProver(link.line, [], slope, walk.arithmetic, averages, inner, arb(0))
+    prover = GradientProver(link.line, [], slope, walk.arithmetic, averages, inner, arb(0), further)
     pieces, fixed = Pieces(claim, low, high, link.t.off, bool(walk.axes), slope, sides), arb(0)
     if claim.carrier is not None:
         for head in link.line.heads:
@@ -214,11 +219,11 @@ def _of_stage(walk: Walk, link: Link, stated: SlopeClaim, strips: _Strips) -> tu
     return Slope(pieces, own, *_numbers(walk, link), sides), subject
 
 
-def _numbers(walk: Walk, link: Link) -> tuple[Terms, Terms, arb]:
-    """Return the rest and the reach of every entry of the state, and the part of unsure values along t."""
+def _numbers(walk: Walk, link: Link) -> tuple[Terms, Terms, Terms, arb]:
+    """Return the rest, the reach and its part aside of every entry of the state, and that of unsure values along t."""
     reach, name, has_carrier = walk.reduction.reach, link.claim.name, link.claim.carrier is not None
     t, moving = moving_terms(link.t.terms)
-    rest, sizes, unsure = dict[Key, arb](), dict[Key, arb](), arb(0)
+    rest, sizes, aside, unsure = dict[Key, arb](), dict[Key, arb](), dict[Key, arb](), arb(0)
 
     def add(to: Terms, factor: arb, terms: Terms) -> None:
         for key, column in terms.items():
@@ -236,13 +241,20 @@ def _numbers(walk: Walk, link: Link) -> tuple[Terms, Terms, arb]:
         largest = CENTRED * (most(span(values.sizes, reach)) + off)
         add(rest, largest, of_scores)
         add(rest, GATED, of_values)
-        add(sizes, largest, head.scores.sizes)
-        add(sizes, GATED, values.sizes)
+        along = abs(Vector(map(arb, kappa)))
+        excess = {
+            key: (column - along * (abs(arb(t.get(key, 0))) * (1 + ALIGNED))).max(0 * along)
+            for key, column in head.scores.sizes.items()
+        }
+        for to, scores in ((sizes, head.scores.sizes), (aside, excess)):
+            add(to, largest, scores)
+            add(to, GATED, values.sizes)
         unsure += CENTRED * off * most(map(arb, map(abs, kappa)))
     for key, x in link.whole.affine[0].sizes.items():  # terms beside the heads, which cancel exactly, still round
         if key != CONSTANT:
-            sizes[key] = sizes.get(key, arb(0)) + x
-    return rest, sizes, unsure
+            for to in (sizes, aside):
+                to[key] = to.get(key, arb(0)) + x
+    return rest, sizes, aside, unsure
 
 
 class _Gradient:
@@ -362,7 +374,11 @@ class _Gradient:
             added += size_of(by_value) * link.t.slack + size_of(by_carrier) * link.unit.slack
             added += size_of(C) * bend.jump * size_of(moved) + jump * size_of(carried)
             added += size_of(wide) * unlike + size_of(g) * unlike_C
-            added += self.share * total(x * sizes[key] for key, x in slope.reach.items())
+            whole, aside = (
+                self.share * total(x * sizes[key] for key, x in y.items()) for y in (slope.reach, slope.aside)
+            )
+            spread = total(abs(arb(w)) * sizes[key] for key, w in link.t.terms.items() if key != CONSTANT) - size_t
+            added += (self.share * whole).min(self.share * aside + by_slopes * spread.max(arb(0)))
             own_slopes[link.place] = added + by_slopes * size_t + by_values * size_C
             if has_signs:
                 unknown = by_slopes * (size_t - size_of(moved)) + slope.own.fixed * size_t

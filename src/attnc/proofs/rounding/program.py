@@ -201,6 +201,13 @@ class HeadRoundings:
     depth: int
     underflow: Float[np.ndarray, " outputs"]
     scores: ScoreRoundings | None = None  # the errors of scores in more detail, without underflow
+    fewest: int = 1  # the products of a score that move count at least this number of times in `score_errors`
+
+    def slope_sizes(self, unit: float) -> Float[np.ndarray, "keys d"]:
+        """Bound the sums of the absolute values of all products in the slopes of scores."""
+        if self.scores is not None:
+            return self.scores.sizes[:, :-1]
+        return up(self.score_errors[:, :-1] / gamma(self.fewest, unit), 2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -334,7 +341,8 @@ class _Counted:
         p = size.num_keys
         queries, keys = counted.queries.rows(np.array([size.query_number])), counted.keys.rows(size.seen)
         of_query, of_products, num_active = _score_counts(size, queries, keys)
-        factors = self._gammas(of_query + of_products + max(2, num_active - 1))
+        counts = of_query + of_products + max(2, num_active - 1)
+        factors = self._gammas(counts)
         errors = self._with_cast(size.scores(factors).largest(p), signed.scores)
         key_sizes = np.bincount(size.keys.entries.row // max(1, size.keys.shape[1]), size.keys.entries.mid, p)
         query_size = float(size.query.entries.mid.sum())
@@ -343,8 +351,10 @@ class _Counted:
         written = RoundingForm.identity((1, len(W_O)), np.arange(len(W_O)), len(W_O), W_O.dtype).times(W_O)
         count = int(values.folded(_num_terms(size.values)).max(initial=0)) + int(written.count.max(initial=0)) + after
         fine = self._scores(size, signed, of_query, of_products, num_active)
-        counts = count, depth(counted.keys.shape[0], self.dtype), values.gain.size + 2 * p + 4, len(W_O)
-        return self._made(size, errors, tiny, *counts, fine)
+        additions, lost = depth(counted.keys.shape[0], self.dtype), values.gain.size + 2 * p + 4
+        moving = sorted(_moving(size.query) | _moving(size.keys))
+        fewest = int(counts[moving].min()) if moving else 1
+        return self._made(size, errors, tiny, count, additions, lost, len(W_O), fewest, fine)
 
     def _row(
         self, size: QueryHead, signed: QueryHead, counted: SoftmaxStage[RoundingForm], group: OutputGroup
@@ -361,7 +371,7 @@ class _Counted:
         own = np.bincount(size.writes.column, minlength=len(group.outputs))
         others = int((self.read_counts[group.outputs] - np.maximum(own - 1, 0)).max(initial=0))
         tiny = np.full(p, logits.gain.size + num_active + 1)
-        return self._made(size, errors, tiny, others, max(0, p - 1), 2 * p + 4, p)
+        return self._made(size, errors, tiny, others, max(0, p - 1), 2 * p + 4, p, count)
 
     def _made(
         self,
@@ -372,6 +382,7 @@ class _Counted:
         additions: int,
         lost: float,
         width: int,
+        fewest: int,
         scores: ScoreRoundings | None = None,
     ) -> HeadRoundings:
         """Return the roundings of a head.
@@ -384,7 +395,7 @@ class _Counted:
         spent = 2 * self.least_normal * (lost * (1 + writes) + (gain.terms + width) * gain.factor)
         count += self.casts_input and values.mid.shape[2] > 1
         sizes, underflow = up(values.mid + values.radius), 2 * self.least_normal * tiny
-        return HeadRoundings(score_errors, underflow, sizes, count, additions, spent, scores)
+        return HeadRoundings(score_errors, underflow, sizes, count, additions, spent, scores, fewest)
 
     def _gammas(self, counts: Int[np.ndarray, " any"]) -> Float[np.ndarray, " any"]:
         return np.array([gamma(int(n), self.unit) for n in counts])

@@ -36,7 +36,7 @@ import numpy as np
 
 from attnc.ir.rounding import NEGLIGIBLE
 from attnc.ir.soft_head import Enclosed, SoftHead
-from attnc.numerics.arrays import Float
+from attnc.numerics.arrays import Float, Int
 from attnc.numerics.limits import spend
 from attnc.numerics.quiet import quiet
 from attnc.numerics.rounding import ENGINE_ULPS, UNIT_ROUNDOFF
@@ -52,6 +52,8 @@ ROUNDINGS_OF_TERM = 16
 """Roundings of a term besides those of its factors and of the sum over keys: the two differences, the division by the
 sum of weights, the products of p, d and a, the sum with that of the V_k, and a read-out of both; a few to spare."""
 NUMBERS_AT_A_TIME = 2**20  # numbers of a table of boxes × keys that are held together: 8 MB
+ALIGNED = 2.0**-9
+"""The share by which products through the scores of a deep program may exceed those of a head along t alone."""
 PAIR_SECONDS = 1e-7  # counted seconds for a box and a key
 
 
@@ -63,6 +65,7 @@ class SlopeRounding:
     roundings: Roundings
     box: Box
     lost: float = 0.0  # by products that underflow, anywhere in the network
+    further: int = 0  # roundings of every product of slopes in other layers, for a head of a deep program
     level: float = 0.0  # about the largest rounding at points; this part of the goal is left to rounding
     unit: float = 1.0  # bounds are returned in this unit
 
@@ -90,7 +93,7 @@ class SlopeRounding:
         found += affine * (n * rounds.unit / (1 - n * rounds.unit)) + rounds.underflow + self.lost
         with quiet():
             for head, own in zip(self.stage.heads, rounds.heads, strict=True):
-                found += _head_bounds(head, own, rounds.dtype, n, centres, radii, reach)
+                found += _head_bounds(head, own, rounds.dtype, n, self.further, centres, radii, reach)
         found = np.where(np.isfinite(found), found, np.inf)
         return found.reshape(len(centres), -1) * (SLOPE_ROUNDING / self.unit * (1 + 2.0**-40))
 
@@ -100,6 +103,7 @@ def _head_bounds(
     rounds: HeadRoundings,
     dtype: str,
     after: int,
+    further: int,
     centres: Float[np.ndarray, "boxes d"],
     radii: Float[np.ndarray, "boxes d"],
     reach: Float[np.ndarray, "boxes d"],
@@ -131,14 +135,14 @@ def _head_bounds(
     s = np.where(total < 0.5, 1 - total, np.nan)[:, None]  # otherwise nothing is known about the weights
     computed = np.minimum(p * (1 + tau) / s, 1.0)
 
-    forms = rounds.scores.sizes if rounds.scores is not None else rounds.score_errors / u
-    sizes = np.maximum(forms[:, :d], np.abs(slopes) + head.slopes.radius)  # S_ki
+    sizes = np.maximum(rounds.slope_sizes(u), np.abs(slopes) + head.slopes.radius)  # S_ki
     alpha = alpha + np.einsum("bk,bki->bi", p, alpha)[:, None]  # about the mean slope anywhere on the box
     mean_size = np.einsum("bk,ki->bi", computed, sizes)
     reached = sizes[None] + mean_size[:, None]  # T_ki
     is_big = (computed > u / 8) | (keys * u > 0.1)
     n = 2 * is_big.sum(axis=1)[:, None] + rounds.count + after + ROUNDINGS_OF_TERM + 2 * d
-    gamma = np.where(n * u < 0.5, n * u / (1 - np.minimum(n * u, 0.5)), np.nan)
+    gamma = _gamma(n, u)
+    of_products = (1 + ALIGNED) * _gamma(n + further, u) if further else gamma
     lost = 4 * keys * (math.exp(NEGLIGIBLE[dtype]) + np.finfo(dtype).smallest_normal)
     of_slopes = rounds.score_errors[:, :d]  # the roundings of a_ki
 
@@ -173,7 +177,7 @@ def _head_bounds(
             weights = (p * tau * (D * a + G)).sum(axis=1) / s[:, 0] + dA[:, 0] * (p * tau * a).sum(axis=1) / s[:, 0]
             sums = e_A[:, 0] * mean_size[:, i] + (computed * e_k * T).sum(axis=1)
             sums += (computed * distance * of_slopes[:, i]).sum(axis=1)
-            sums += (((gamma * computed) + small) * distance * T).sum(axis=1)
+            sums += ((of_products * computed + small) * distance * T).sum(axis=1)
             if not float((distance * T).max()) < float(np.finfo(dtype).max) / 4:
                 found[:, o, i] = np.inf  # a product may overflow
                 continue
@@ -182,7 +186,11 @@ def _head_bounds(
                 mean_gate = (p * size).sum(axis=1, keepdims=True)
                 weights += (p * tau * (size + mean_gate)).sum(axis=1) / s[:, 0]
                 of_values = np.maximum(rounds.value_sizes[:, o, i], size)
-                sums += ((gamma * computed + small) * of_values).sum(axis=1)
+                sums += ((of_products * computed + small) * of_values).sum(axis=1)
             sums += lost * (1 + distance.max(axis=1) * T.max(axis=1) + size.max())
             found[:, o, i] = (weights + sums) * (1 + 2.0**-20) + rounds.underflow[o] * (1 + T.max(axis=1))
     return found
+
+
+def _gamma(n: Int[np.ndarray, " boxes 1"], u: float) -> Float[np.ndarray, " boxes 1"]:
+    return np.where(n * u < 0.5, n * u / (1 - np.minimum(n * u, 0.5)), np.nan)

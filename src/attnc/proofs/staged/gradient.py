@@ -33,6 +33,7 @@ from attnc.proofs.neighbourhoods import (
 from attnc.proofs.observed import observed_gradient_error
 from attnc.proofs.proof import Excluded, GradientProof, Leaves, SlopeProof
 from attnc.proofs.prover import ProofRequest
+from attnc.proofs.rounding.growth import num_roundings
 from attnc.proofs.rounding.slopes import NEGLIGIBLE_SLOPES, SlopeRounding
 from attnc.proofs.staged.claims import NotBoundedError, State
 from attnc.proofs.staged.error_flow import SLOPE_PIECES, Deviations, FlowStage, Slopes
@@ -172,7 +173,8 @@ class StagedGradient:
             return nothing
         try:
             walk, read = walked(self.program, self.target, request)
-            found = _slope_stages(walk, self.eps, {strip.head: strip for strip in self.strips})
+            further = num_roundings(self.program)
+            found = _slope_stages(walk, self.eps, {strip.head: strip for strip in self.strips}, further)
         except NotBoundedError:
             return nothing
         outputs, proved = _outputs(walk, read), [head for _, heads in found for head in heads]
@@ -261,7 +263,7 @@ def _require_close_coefficients(derivation: Derivation) -> None:
 
 
 def _slope_stages(
-    walk: StageWalk, eps: float, strips: Mapping[int, Strip]
+    walk: StageWalk, eps: float, strips: Mapping[int, Strip], further: int
 ) -> list[tuple[SlopeStage, list[ProvedSlopes]]]:
     """Prove the slopes of all heads. Raise NotBoundedError if those of a head are not known."""
     stages, first = list[tuple[SlopeStage, list[ProvedSlopes]]](), 0
@@ -274,7 +276,7 @@ def _slope_stages(
             (head,) = group.heads
             with time_share(1 / max(1, count - first - len(heads))):
                 number = first + len(heads)
-                found.append(ProvedSlopes(walk.heads[number].name, group, eps, strips.get(number)))
+                found.append(ProvedSlopes(walk.heads[number].name, group, eps, strips.get(number), further))
             heads.append(head)
         stages.append((_stage(heads, found, columns, flow), found))
         first += len(heads)
@@ -311,6 +313,7 @@ def _stage(
         columns(carriers.weights),
         columns(np.array([each.apart for each in sizes])),
         columns(np.array([each.reach for each in sizes])),
+        columns(np.array([each.beside for each in sizes])),
         np.array([each.unsure for each in sizes]),
         Slopes.stacked([head.slopes for head in found]),
         tuple(head.deviations for head in found),
@@ -320,7 +323,8 @@ def _stage(
 class ProvedSlopes:
     """The slopes of g′, the bounds of the computed slopes against g′, and their leaves."""
 
-    def __init__(self, name: str, group: ProvedGroup, eps: float, strip: Strip | None) -> None:
+    def __init__(self, name: str, group: ProvedGroup, eps: float, strip: Strip | None, further: int) -> None:
+        """`further` are the roundings of a product of slopes in all layers."""
         (head,) = group.heads
         if group.held is not None or head.noise:
             raise NotBoundedError
@@ -330,7 +334,9 @@ class ProvedSlopes:
             raise NotBoundedError from None
         box, line, size = group.box, group.line, group.size
         stage, (scaled, own) = OneStage.of_line(line.heads), line.scaled(size)
-        rounding = SlopeRounding(scaled, own, box, unit=size) if size > 0 else SlopeRounding(stage, own, box)
+        rounding = SlopeRounding(stage, own, box, further=further)
+        if size > 0:
+            rounding = SlopeRounding(scaled, own, box, further=further, unit=size)
         points = np.linspace(box.lo, box.hi, SAMPLED)
         with quiet():
             if strip is not None:

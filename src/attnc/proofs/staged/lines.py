@@ -36,6 +36,7 @@ from attnc.proofs.kinds.selection import SelectionKind
 from attnc.proofs.kinds.taylor import TaylorKind
 from attnc.proofs.margins import LEAF_ROOM
 from attnc.proofs.rounding.program import HeadRoundings, Roundings, ScoreRoundings, roundings, sizes_at
+from attnc.proofs.rounding.slopes import ALIGNED
 from attnc.proofs.rounding.stage import rounding_bounds
 from attnc.proofs.stages.extraction import OneStage, ProgramStage, StateForm, stages
 from attnc.targets.box import Box
@@ -142,11 +143,13 @@ class SlopeSizes:
     """The derivatives of the heads of a channel by the channels m of a state.
 
     They are those of carrier·A(t) up to `apart`_m and, along t, up to `unsure`. `reach`_m bounds the sum of the
-    absolute values of all products in them, in any order of an engine.
+    absolute values of all products in them, in any order of an engine. `beside`_m is its part without the products
+    through scores that are, up to the share ALIGNED, no larger than those of the slopes along t.
     """
 
     apart: Float[np.ndarray, " channels"]
     reach: Float[np.ndarray, " channels"]
+    beside: Float[np.ndarray, " channels"]
     unsure: float
 
 
@@ -240,7 +243,7 @@ class Channel:
         A derivative is Σ_k d_k a_km + Σ_k p_k V_km with Σ_k |d_k| ≤ 2 max |v_k|. Engines may centre a and V, and the
         weights p_k add up to at most 1 + 2^−10. So the first sum is at most SIZE_OF_SCORES·max |v_k|·max |a_km|.
         """
-        apart, reach = np.zeros((2, len(self.sizes)))
+        apart, reach, beside = np.zeros((3, len(self.sizes)))
         unsure = 0.0
         for number in self.numbers:
             head, rounds = self.stage.heads[number], self.roundings.heads[number]
@@ -252,21 +255,25 @@ class Channel:
             nu = ratios(moves.mid, constants, along, self.sizes, carrier is not None)
             largest = float(sizes_at(rounds.value_sizes[:, self.column], self._reach[None]).max())
             off = self._along(head, argument, carrier)[1]
-            forms = rounds.scores.sizes if rounds.scores is not None else rounds.score_errors / self.roundings.unit
             scores = np.abs(head.slopes.mid) + head.slopes.radius
             values = np.abs(moves.mid) + moves.radius
-            if forms.shape[1] > 1:
-                scores = np.maximum(scores, forms[:, :-1])
+            forms = rounds.slope_sizes(self.roundings.unit)
+            if forms.shape[1]:
+                scores = np.maximum(scores, forms)
             if rounds.value_sizes.shape[2] > 1:
                 values = np.maximum(values, rounds.value_sizes[:, self.column, :-1])
             of_scores, of_values = SIZE_OF_SCORES * (largest + off), SIZE_OF_VALUES
             apart += of_scores * _left(head.slopes, kappa, argument.weights).max(axis=0)
             apart += of_values * _left(moves, nu, along.weights).max(axis=0)
+            along_t = np.abs(kappa)[:, None] * np.abs(argument.weights)
+            excess = np.maximum(up(scores - along_t * (1 + ALIGNED), 4), 0.0)
             reach += of_scores * scores.max(axis=0) + of_values * values.max(axis=0)
+            beside += of_scores * excess.max(axis=0) + of_values * values.max(axis=0)
             unsure += SIZE_OF_SCORES * off * float(np.abs(kappa).max(initial=0.0))
         if self.roundings.sizes.shape[1] > 1:  # terms beside the heads, which cancel exactly, still round
             reach += self.roundings.sizes[self.column, :-1]
-        return SlopeSizes(up(apart, 16), up(reach, 16), float(up(unsure, 16)))
+            beside += self.roundings.sizes[self.column, :-1]
+        return SlopeSizes(up(apart, 16), up(reach, 16), up(beside, 16), float(up(unsure, 16)))
 
     def _along(
         self, head: SoftHead[Enclosed], argument: StateForm, carrier: StateForm | None
@@ -315,7 +322,9 @@ class Channel:
         values = rounds.value_sizes[:, self.column]
         sizes = _sizes_along(values if values_along else sizes_at(values, reach[None]).T, argument, reach)
         spent = up(rounds.underflow[[self.column]] * n, 4)
-        return HeadRoundings(crude, np.zeros(len(lost)), sizes[:, None], rounds.count, rounds.depth, spent, fine)
+        return HeadRoundings(
+            crude, np.zeros(len(lost)), sizes[:, None], rounds.count, rounds.depth, spent, fine, rounds.fewest
+        )
 
 
 def channels_of(
@@ -370,7 +379,7 @@ def _joined_roundings(found: Sequence[HeadRoundings]) -> HeadRoundings:
         scores = ScoreRoundings(query, fine[0].keys, own, sizes, max(each.num_terms for each in fine))
     errors, tiny, values, spent = _largest(found, "score_errors", "score_underflow", "value_sizes", "underflow")
     count, depth = (int(largest) for largest in _largest(found, "count", "depth"))
-    return HeadRoundings(errors, tiny, values, count, depth, spent, scores)
+    return HeadRoundings(errors, tiny, values, count, depth, spent, scores, min(flat.fewest for flat in found))
 
 
 def _largest(records: Sequence[Any], *names: str) -> list[np.ndarray]:

@@ -19,7 +19,10 @@ stage the derivative of head j by channel m is a sum of products of stored and c
 at most reach_jm in all. In any order of products and sums, every product is rounded at most N times, with N the length
 of all sums of all layers together. So the engine's result is that of exact arithmetic with other derivatives of the
 stages, each off by at most γ_N·reach_jm, forwards and backwards. With û_m′ for these derivatives, a part of d_j′ is
-γ_N·Σ_m reach_jm·|û_m′|. Products that overflow or underflow are those of `rounding.growth`.
+γ_N·Σ_m reach_jm·|û_m′|. Leaves count N more roundings of all products along t, ε ≤ δ′ in all. The products through
+scores by the channel m are κ_k·w_m times d_k, so they are off by ε·|w_m|·|û_m′|. So the sum is also at most
+γ_N·Σ_m beside_jm·|û_m′| + δ′·(Σ_m |w_m|·|û_m′| − |t̂′|), where `beside` has all other products.
+Products that overflow or underflow are those of `rounding.growth`.
 
 Kinks.    Nothing is claimed where the exact t of a head lies in a strip [a, b] about a kink of g. Elsewhere t ≤ a or
 t ≥ b, and t̂ is on the same side of the kink. So slopes of g′ and bounds of leaves count for these t alone, and on a
@@ -84,6 +87,7 @@ class SlopeStage:
     carriers: Float[np.ndarray, "heads sources"]
     apart: Float[np.ndarray, "heads sources"]
     reach: Float[np.ndarray, "heads sources"]
+    beside: Float[np.ndarray, "heads sources"]
     unsure: Float[np.ndarray, " heads"]
     slopes: Slopes  # of the g′
     deviations: tuple[Deviations, ...]  # the δ′
@@ -188,10 +192,11 @@ class SlopeFlow:
             own += products(steep, carried.mag) + products(wide.mag, unlike) + products(own_g.mag, unlike_C)
             if part.carriers is not None:
                 own += products(by_carrier.mag, part.carriers.slack)
-            beside = own.copy()
+            beside, steepest = own.copy(), np.zeros(own.shape)
             for number in range(len(stage)):
                 C_mag, of_slopes = own_C[:, number].mag, stage.deviations[number]
                 largest, of_value = of_slopes.of(deltas[:, number], C_mag), flow.deltas[:, rows.start + number]
+                steepest[:, number] = largest
                 own[:, number] += products(largest, size_t[:, number]) + products(of_value, size_C[:, number])
                 if not flow.has_signs:
                     continue
@@ -205,7 +210,9 @@ class SlopeFlow:
                 for array, part_of in ((ends, ends_here), (moves, moved[:, number]), (carries, carried[:, number])):
                     array.lo[:, rows.start + number], array.hi[:, rows.start + number] = part_of.lo, part_of.hi
             self.own[:, rows], self.beside[:, rows] = up(own, 16), up(beside, 16)
-            self.rounded[:, rows] = up(products(sizes @ stage.reach.T, rounding.share), 8 + sizes.shape[1])
+            whole, aside = (products(sizes @ x.T, rounding.share) for x in (stage.reach, stage.beside))
+            spread = np.maximum(up(sizes @ np.abs(stage.arguments).T, 8 + sizes.shape[1]) - size_t, 0.0)
+            self.rounded[:, rows] = up(np.minimum(whole, aside + products(steepest, up(spread))), 8 + sizes.shape[1])
             here = wide * moved + own_g * carried
             tangents = _beside(tangents, here[:, :, None], 1)
             by_values = products(alpha.mag, flow.own[:, None]).sum(axis=2)
