@@ -378,7 +378,7 @@ class _Gradient:
                 self.share * total(x * sizes[key] for key, x in y.items()) for y in (slope.reach, slope.aside)
             )
             spread = total(abs(arb(w)) * sizes[key] for key, w in link.t.terms.items() if key != CONSTANT) - size_t
-            added += (self.share * whole).min(self.share * aside + by_slopes * spread.max(arb(0)))
+            added += whole.min(aside + by_slopes * spread.max(arb(0)))
             own_slopes[link.place] = added + by_slopes * size_t + by_values * size_C
             if has_signs:
                 unknown = by_slopes * (size_t - size_of(moved)) + slope.own.fixed * size_t

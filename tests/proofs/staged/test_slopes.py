@@ -8,14 +8,17 @@ import shutil
 
 import numpy as np
 import pytest
+from flint import arb
 
 import attnc
 from attnc.engines.numpy_engine import NumpyEngine
 from attnc.errors import ProgramError
-from attnc.proofs.rounding.growth import num_roundings
+from attnc.proofs.rounding.growth import num_roundings, slope_underflow
 from attnc.targets.expressions.derivatives import gradient
 from attnc.targets.expressions.expression import Expression
 from attnc_checker import check
+from attnc_checker.forms import ONE
+from attnc_checker.overflow import lost
 from attnc_checker.overflow import num_roundings as counted_again
 from attnc_checker.program import Program
 from checker.tampering import edit
@@ -214,6 +217,8 @@ def test_prover_and_checker_count_the_same_roundings(saved):
         net = compiled(name)
         stored = attnc_program(saved(name))
         assert counted_again(stored) == num_roundings(net.program)
+        reach = {ONE: arb(1), **dict(enumerate(map(arb, net.box.magnitude.tolist())))}
+        assert 0 < lost(stored, reach) <= slope_underflow(net.program, net.box) < 1.2 * lost(stored, reach)
 
 
 def attnc_program(folder) -> Program:
