@@ -83,6 +83,9 @@ FIXED = 20
 CLOSE_SHARE, SHARE_HALVINGS = 2.0**-8, 12
 """The share of a part that a neighbourhood takes up is not found more closely if it is at most the first, or after this
 number of halvings."""
+MOST_STEPS = 2**21
+"""Largest number of steps of expressions that are evaluated for the shares of all neighbourhoods: 4 s. Further parts
+count as excluded as a whole."""
 MOST_SIDES = 1024
 """Largest number of choices of sides on a part of the box. Parts with more are halved. attnc takes fewer."""
 
@@ -119,7 +122,7 @@ class _Strips:
     """The excluded neighbourhoods, each an interval of the argument of the stages whose kinks it holds."""
 
     def __init__(self, walk: Walk, excluded: Sequence[Excluded]) -> None:
-        self.walk, self.found = walk, list[tuple[Excluded, Step]]()
+        self.walk, self.found, self.steps_left = walk, list[tuple[Excluded, Step]](), MOST_STEPS
         self.with_kinks: set[Excluded] = set()
         whole = arb(0)
         for each in excluded:
@@ -127,6 +130,8 @@ class _Strips:
                 (step,) = walk.reader.parse(each.argument)
             except (BadFile, ValueError) as error:
                 raise Refused(f"the argument of an excluded neighbourhood is no expression: {error}") from None
+            is_read = any(are_equal(walk.reader, [(step, link.argument)]) for link in walk.links)
+            require(is_read, f"no stage has a kink in the excluded neighbourhood {_named(each)}")
             share = self._share(step, each)
             whole += share
             is_small = bool(share <= LARGEST_EXCLUDED)
@@ -157,9 +162,12 @@ class _Strips:
             slopes = derivatives(function, self.walk.claim.variables)
         except ValueError as error:
             raise Refused(f"the size of the neighbourhood {_named(strip)} is not known: {error}") from error
-        d = len(self.walk.claim.variables)
+        d, num_steps = len(self.walk.claim.variables), len(function.steps) + len(slopes.steps)
 
         def share(part: list[Range], depth: int) -> arb:
+            self.steps_left -= num_steps
+            if self.steps_left < 0:
+                return arb(1)
             ((low, high),) = evaluate(function, Ranges(part))
             if high < strip.lo or low > strip.hi:
                 return arb(0)
