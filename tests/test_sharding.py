@@ -284,6 +284,9 @@ def test_lies_about_rows_are_refused(tmp_path, monkeypatch):
 def test_a_table_that_is_not_stored_is_given_to_every_shard(tmp_path, monkeypatch):
     net, place = table(tmp_path, stored=True, monkeypatch=monkeypatch), tmp_path / "parts"
     rows = str((net / "table.f64").rename(tmp_path / "rows.f64"))
+    (tmp_path / "other.f64").write_bytes(b"\0" * Path(rows).stat().st_size)
+    with pytest.raises(attnc.FileError, match="the rows that were given are not those of the network"):
+        sharding.write_shard(net, place, 1, 2, str(tmp_path / "other.f64"))
     for k in (1, 2):
         sharding.write_shard(net, place, k, 2, rows)
     sharding.merge_shards(net, place, rows).save(net)

@@ -51,6 +51,10 @@ SAMPLED_LEAVES = 256
 """Number of leaves or rows of each shard that a merge compares with the network at a random point."""
 STEM = "proof"
 CERTIFICATE_FILE = "certificate.json"
+OTHER_ROWS = (
+    "the rows that were given are not those of the network: give the file, the columns and the options of rows that "
+    "`attnc compile` had"
+)
 S = TypeVar("S", bound=ShardFile)
 
 
@@ -420,14 +424,24 @@ def _rows_of(network: Network, points: Points, folder: Path, table: str | None) 
     """Return the rows of a network for a table: those of its certificate, or of a file whose hash that states."""
     shape = network.program.output_shape
     if points.sha256 is None:
-        return StoredRows(network.box, np.array(points.table), shape, points.count)
+        rows = np.array(points.table)
+        if table is not None and (
+            os.path.getsize(table) != rows.nbytes or read_bytes(table, rows.nbytes) != rows.tobytes()
+        ):
+            raise FileError(OTHER_ROWS)
+        return StoredRows(network.box, rows, shape, points.count)
     path = table or str(folder / TABLE)
     if not os.path.exists(path):
         raise InputError(
             f"the table of {str(folder)!r} is not stored: give it with --csv FILE --inputs … --output …, as to "
             "`attnc compile`"
         )
-    return StoredRows.of_file(path, points.sha256, points.count, points.columns, network.box, shape)
+    try:
+        return StoredRows.of_file(path, points.sha256, points.count, points.columns, network.box, shape)
+    except FileError as error:
+        if table is None:
+            raise
+        raise FileError(OTHER_ROWS) from error
 
 
 def task_of_files(files: Mapping[str, bytes], folder: str, k: int, n: int) -> Task:
