@@ -3,7 +3,7 @@
 The task is that of Garg et al. (2208.01066): prompts of 40 examples (x_i, y_i) in 20 dimensions, y = w·x + noise,
 w ~ N(0, I), and a query x. All are asked for w·x on the same fresh prompts. The trained model has `--layers` layers of
 softmax attention (residual, layer norm before each, no feed-forward). Its training begins with prompts that use 4
-dimensions, and adds 2 after every 150 steps: without that it finds nothing in as many steps. A constructed program has
+dimensions, and adds 2 after every 300 steps, as Garg et al. do with other numbers. A constructed program has
 T gradient steps, a layer each, or Newton turns of two layers, and weights that were computed, not trained.
 Three tables:
 
@@ -12,7 +12,7 @@ Three tables:
    the trained model a linear probe reads w* off the states of its tokens.
 3. A program of as many gradient steps as a start: its weights are trained on, from the construction.
 
-    python examples/incontext_training.py [--steps 3000] [--layers 4] [--seed 0]
+    python examples/incontext_training.py [--steps 4000] [--layers 4] [--seed 0]
 """
 
 from __future__ import annotations
@@ -44,8 +44,10 @@ PROBED, RECORDED = 1500, 32
 COARSE = Differences(1, 2.0**-8)
 """The heads of a program that is trained on. Two heads far apart cancel little, so that small changes do little."""
 ON_STEPS, ON_RATE = 150, 3e-4
-FIRST, MORE, EACH = 4, 2, 150
+FIRST, MORE, EACH = 4, 2, 300
 """Training begins with this many dimensions, and adds MORE after EACH steps, up to all of them."""
+RATE, WARMING = 1e-3, 200
+"""The step size of Adam, and the number of steps in which it grows to that."""
 
 
 class Prompts(NamedTuple):
@@ -150,9 +152,10 @@ def trained(steps: int, layers: int, seed: int) -> Trained:
         return torch.tensor(np.concatenate([examples, query], axis=1), dtype=torch.float32)
 
     model, rng = Model(), np.random.default_rng(seed)
-    optimiser = torch.optim.Adam(model.parameters(), lr=1e-3)
+    optimiser = torch.optim.Adam(model.parameters(), lr=RATE)
     for step in range(steps):
         batch = prompts(rng, BATCH, min(FEATURES, FIRST + MORE * (step // EACH)))
+        optimiser.param_groups[0]["lr"] = RATE * min(1.0, (step + 1) / WARMING)
         loss = ((model(as_tokens(batch)) - torch.tensor(batch.answer, dtype=torch.float32)) ** 2).mean()
         optimiser.zero_grad()
         loss.backward()
@@ -254,7 +257,7 @@ def table(model: Trained, steps: int, layers: int, seed: int) -> list[tuple[str,
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (("steps", 3000), ("layers", 4), ("seed", 0)):
+    for name, default in (("steps", 4000), ("layers", 4), ("seed", 0)):
         parser.add_argument(f"--{name}", type=int, default=default)
     given = parser.parse_args()
     begun = time.perf_counter()

@@ -128,3 +128,12 @@ def test_universal_in_context(features, rows, eps):
         assert error <= bound.value <= eps * 1.01
         worst = max(worst, error)
     assert bound.value <= 20 * worst
+
+
+def test_exponents_without_digits_are_refused():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(12, 2)) * [1.0, 1e8]
+    for model in (KernelRidge(), NadarayaWatson(gamma=1.0)):
+        with pytest.raises(ValueError, match="lower gamma"):
+            model.fit(X, X[:, 0])
+    assert np.isfinite(KernelRidge(gamma=1e-12).fit(X, X[:, 0]).predict(X)).all()

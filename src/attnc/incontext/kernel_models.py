@@ -46,6 +46,11 @@ QUERY_REACH = 2.0
 program."""
 
 
+MOST_OFF = 1.0
+"""The largest error of gamma times a squared distance, as a proven bound. Beyond it a kernel may be wrong by a factor
+of e and exceed 1, so that steps diverge."""
+
+
 def _is_whole(value: Any) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= 0)
 
@@ -188,6 +193,16 @@ class QueriedRegressor(RegressorMixin, InContextEstimator):  # type: ignore[misc
     def _choose(self, centred: Float[np.ndarray, "rows features"]) -> None:
         """Choose the parameters that depend on the examples."""
 
+    def _require_digits(self, gamma: float) -> None:
+        """Raise FitError if squared distances times gamma have no digit in float64."""
+        kernel = Kernel(self._prompt, gamma, self.size_)
+        off = gamma * kernel.square_error
+        if not off <= MOST_OFF:
+            raise FitError(
+                f"with norms up to {self.size_:.3g} and gamma={gamma:.3g} the exponents of the kernel may be "
+                f"{off:.3g} off in float64, and {MOST_OFF:g} is allowed. Scale the columns down, or lower gamma."
+            )
+
     def _causal_factors(self, rows: int) -> np.ndarray | None:
         """Return the factors of causal predictions. None means 1."""
         return None
@@ -277,6 +292,7 @@ class NadarayaWatson(QueriedRegressor):
 
     def _choose(self, centred: Float[np.ndarray, "rows features"]) -> None:
         self.gamma_ = _scott(centred) if self.gamma is None else float(self.gamma)
+        self._require_digits(self.gamma_)
 
     def _program(self, size: float, queries: int = QUERIES) -> Program:
         return nadaraya_watson(Kernel(self._prompt, self.gamma_, size, queries), int(self.corrections))
@@ -344,6 +360,7 @@ class KernelRidge(QueriedRegressor, SteppingEstimator):
 
     def _choose(self, centred: Float[np.ndarray, "rows features"]) -> None:
         self.gamma_ = 1 / centred.shape[1] if self.gamma is None else float(self.gamma)
+        self._require_digits(self.gamma_)
         L = _row_sums(centred, self.gamma_) + float(self.alpha)
         self.n_iter_ = self._steps(L, float(self.alpha))
         self._schedule = Schedule(self.method, self.n_iter_, L, float(self.alpha))
