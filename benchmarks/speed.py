@@ -1,6 +1,7 @@
 """How fast networks are evaluated, compiled and verified, and their memory, as ratios within one run.
 
-`make bench-speed`, or `python benchmarks/speed.py [--quick] [-k TEXT]`: one table and one figure, in four minutes.
+`make bench-speed`, or `python benchmarks/speed.py [--quick] [-k TEXT]`: one table and one figure, in four minutes. A
+full run also replaces those of docs/benchmarks.md.
 
 Contenders take turns, and a time is the least of several. The unit is numpy's own expression on the columns of the same
 array of points (`bench_functions`). Goals are shown beside the figures, and never checked: times depend on the machine.
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from bench import ROOT, replaced
 from bench_functions import TIMED, WAVE, Function
 from rich.console import Console
 from timing import alternated, busy_warning, load_per_core, processor, versions
@@ -317,7 +320,7 @@ def speed_table(speeds: Sequence[Speed], num_points: int) -> Iterator[str]:
             ratio(one.plain, one.spline),
             ratio(one.torch, one.torch_unit, GOAL_TORCH),
             ratio(one.jax, one.torch_unit, GOAL_JAX),
-            ratio(one.jitted, one.torch_unit),
+            ratio(one.jitted, one.torch_unit, GOAL_JAX),
             f"**{point}**" if one.point > GOAL_POINT else point,
             f"{1e9 * one.unit / num_points:.1f}",
             ratio(one.contiguous, one.unit),
@@ -390,7 +393,7 @@ def figure(speeds: Sequence[Speed], path: Path) -> None:
     ax.set_yticks(range(len(speeds)), [speed.function.name for speed in speeds])
     ax.set_ylim(len(speeds) - 0.4, -0.6)
     ax.set(xscale="log", xlabel="evaluation time, × numpy's expression")
-    ax.set_xlim(left=0.1)
+    ax.set_xlim(left=0.05)
     ax.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
     ax.grid(axis="x", alpha=0.3)
     fig.legend(loc="outside lower center", ncols=3, frameon=False)
@@ -415,7 +418,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     functions = [function for function in TIMED if given.k in function.text]
     text = report(functions, share, given.out, Console(stderr=True))
     print(text)
-    print(f"wrote {given.out / 'speed.md'} and {given.out / 'speed.svg'}")
+    is_whole = not given.quick and not given.k
+    if is_whole:
+        page = ROOT / "docs" / "benchmarks.md"
+        page.write_text(replaced(page.read_text(encoding="utf-8"), "speed", text), encoding="utf-8")
+        shutil.copyfile(given.out / "speed.svg", ROOT / "docs" / "figures" / "speed.svg")
+    print(
+        f"wrote {given.out / 'speed.md'} and {given.out / 'speed.svg'}"
+        + (" and docs/benchmarks.md" if is_whole else "")
+    )
     return 0
 
 
