@@ -12,7 +12,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from functools import partial, reduce
+from functools import lru_cache, partial, reduce
 from itertools import accumulate
 from typing import Generic, NamedTuple, TypeVar
 
@@ -65,6 +65,8 @@ ON_NUMBERS: dict[str, Callable[[fmpq, fmpq], fmpq]] = {
     "/": operator.truediv,
     "**": lambda a, n: a ** int(n.p),
 }
+NUMBERS = 4096
+"""How many numbers are kept as fractions: a claim about stages repeats those of its expression."""
 SMOOTH = "sin cos tan exp log tanh sinh cosh atan asin acos erf sigmoid gelu silu softplus"
 CALLS: dict[str, tuple[str, *tuple[Smooth, ...]]] = {name: ("apply", name) for name in SMOOTH.split()}
 CALLS |= {"sqrt": ("apply", fmpq(1, 2)), "abs": ("magnitude",), "sign": ("step", "sign"), "floor": ("step", "floor")}
@@ -168,8 +170,7 @@ class Reader:
             return self._list(")", is_tuple=False)[0]
         if token[:1].isdigit() or token[:1] == ".":
             require(not re.fullmatch("0+[1-9][0-9]*", token), f"{token:.40} begins with 0", ValueError)
-            value = Fraction(token)
-            return self.add("constant", fmpq(value.numerator, value.denominator))
+            return self.add("constant", _number(token))
         is_name = NAME.fullmatch(token) is not None
         match token, self._list(")") if is_name and self._take("(") else []:
             case name, [] if name in NAMED:
@@ -188,9 +189,8 @@ class Reader:
 
     def _arithmetic(self, operation: str, a: Step, b: Step) -> Step:
         """Add a step. Constants are computed exactly unless they grow large, so that x**(6/3) is x**2."""
-        numbers = [
-            x for i in (a, b) if self.steps[i].rule == "constant" for x in self.steps[i].given if type(x) is fmpq
-        ]
+        constants = [self.steps[i].given[0] for i in (a, b) if self.steps[i].rule == "constant"]
+        numbers = [x for x in constants if type(x) is fmpq]
         is_power = operation == "**" and self.steps[b].rule == "constant"
         exponent = numbers[-1] if is_power else fmpq(1)
         require(abs(exponent) <= MAX_EXPONENT, f"an exponent is beyond {MAX_EXPONENT}", ValueError)
@@ -214,6 +214,12 @@ class Reader:
         if place == len(self.steps):
             self.steps.append(step)
         return place
+
+
+@lru_cache(NUMBERS)
+def _number(token: str) -> fmpq:
+    value = Fraction(token)
+    return fmpq(value.numerator, value.denominator)
 
 
 def _bits(x: fmpq) -> int:

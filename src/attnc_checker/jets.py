@@ -121,15 +121,27 @@ def by_degree(p: Poly, m: int, d: int) -> list[arb]:
 
 def add(a: Poly, b: Poly, factor: arb | int = 1) -> Poly:
     sum_ = dict(a)
-    for key, x in b.items():
-        sum_[key] = sum_[key] + x * factor if key in sum_ else x * factor
+    if isinstance(factor, int) and factor == 1:
+        for key, x in b.items():
+            sum_[key] = sum_[key] + x if key in sum_ else x
+    elif isinstance(factor, int) and factor == -1:
+        for key, x in b.items():
+            sum_[key] = sum_[key] - x if key in sum_ else -x
+    else:
+        for key, x in b.items():
+            sum_[key] = sum_[key] + x * factor if key in sum_ else x * factor
     return sum_
 
 
 def over(p: Poly, d: int) -> arb:
     """Return a ball that holds all values on [−1, 1]^d. Monomials of even powers are in [0, 1], others in [−1, 1]."""
-    odd = sum(1 << BITS * i for i in range(d))
-    return sum((x * (ANY if key & odd else EVEN if key else 1) for key, x in p.items()), arb(0))
+    odd, sizes, total = sum(1 << BITS * i for i in range(d)), arb(0), p.get(0, arb(0))
+    for key, x in p.items():
+        if key & odd:
+            sizes += abs(x)
+        elif key:
+            total += x * EVEN
+    return total + sizes * ANY
 
 
 def largest(p: Poly, limit: arb, d: int) -> arb:
@@ -139,9 +151,9 @@ def largest(p: Poly, limit: arb, d: int) -> arb:
         piece, depth = pending.pop()
         size, is_exceeded = abs(over(piece, d)).upper(), not abs(piece[0]) < limit
         if not (size <= limit or is_exceeded):
-            small = {key for key, x in piece.items() if key and abs(x) < SMALL * limit}
-            aside = norm({key: piece[key] for key in small})
-            piece = {key: x for key, x in piece.items() if key not in small} | {0: piece[0] + aside * ANY}
+            least = SMALL * limit
+            if small := {key: x for key, x in piece.items() if key and abs(x) < least}:
+                piece = {key: x for key, x in piece.items() if key not in small} | {0: piece[0] + norm(small) * ANY}
             by_corners, is_exceeded = _between_corners(piece, limit, d)
             size = size.min(by_corners)
         if size <= limit:
@@ -206,11 +218,13 @@ def halves(p: Poly, i: int, d: int) -> tuple[Poly, Poly]:
     parts: tuple[Poly, Poly] = ({}, {})  # of even powers, of odd powers
     step = variable(i, d)
     for key, x in p.items():
-        n = degree(key, i)
-        for power, factor in enumerate(_binomial(n)):
-            part = parts[power & 1]
-            part[key] = part[key] + x * factor if key in part else x * factor
-            key -= step
+        if n := degree(key, i):
+            for power, factor in enumerate(_binomial(n)):
+                part = parts[power & 1]
+                part[key] = part[key] + x * factor if key in part else x * factor
+                key -= step
+        else:
+            parts[0][key] = parts[0][key] + x if key in parts[0] else x
     return add(*parts, -1), add(*parts)
 
 

@@ -89,7 +89,12 @@ class _Order(NamedTuple):
         if len(kept) == num_made:
             return numbers
         block = len(numbers) // num_made
-        return [x for n in kept for x in numbers[n * block : (n + 1) * block]]
+        if block == 1:
+            return [*map(numbers.__getitem__, kept)]
+        found = list[arb]()
+        for n in kept:
+            found += numbers[n * block : (n + 1) * block]
+        return found
 
 
 @cache

@@ -66,6 +66,18 @@ def test_jit_and_vmap_compute_the_same(dtype: str) -> None:
         assert_agrees(net.program, (points,), np.asarray(outputs))
 
 
+@pytest.mark.parametrize("text", ["x*y", "1/(1+25*x**2)+y", "exp(sin(x)*y)"])
+def test_points_far_from_the_box(text: str) -> None:
+    """Heads are saturated there: their arguments are moved to where powers neither overflow nor underflow."""
+    net = attnc.compile(text, {"x": (-1, 1), "y": (-1, 1)}, 1e-6)
+    near = np.random.default_rng(0).uniform(-1, 1, (8, 2))
+    for scale in (1.0, 30.0, 1e4):
+        assert_agrees(net.program, (scale * near,), np.asarray(net.to_jax()(scale * near)))
+        inside = np.clip(scale * near, -1, 1)
+        assert_agrees(net.program, (inside,), np.asarray(net.to_jax(outside="clamp")(scale * near)))
+    assert np.isnan(np.asarray(net.to_jax()(np.array([[np.nan, 0.5], [np.inf, 0.5]])))).all()
+
+
 def test_sequences_and_several_inputs_without_a_batch() -> None:
     program = agreement.network("max_affine_cross").program
     function, inputs = to_jax(program), tuple(array / 2 for array in random_inputs(program, 3, 0))

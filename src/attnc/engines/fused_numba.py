@@ -273,6 +273,10 @@ def _pair(
         row[b] = (smaller * weight + larger) / total * factors[b] + addends[b]
 
 
+def _one(numbers: Any, at: Any) -> Any:
+    return (numbers[at],)
+
+
 def _two(numbers: Any, at: Any) -> Any:
     return numbers[at], numbers[at + 1]
 
@@ -301,66 +305,93 @@ def _chain(c: Any, x: Any) -> Any:
     return total
 
 
-def _two_chains(read: Any, factors: Any, addends: Any, row: Any, start: Any, c: Any, d: Any, v: Any, w: Any) -> Any:
-    """Set a row to average·factor + addend. Return whether all variables are from least to most.
+def _one_chain(read: Any, factors: Any, addends: Any, row: Any, start: Any, c: Any, v: Any) -> None:
+    """Set a row to average·factor + addend.
 
-    The average is a quotient of polynomials in x = 2^((rate + low)·variable). That of the weights has the coefficients
-    c_0, d_0, c_1, d_1 and so on, that of their products with values v_0, w_0 and so on.
+    The average is a quotient of polynomials in x = 2^((rate + low)·variable), with the coefficients v and c.
     """
-    (rate, low, least, most), inside = start, 0
+    rate, low = start
     for b in range(len(row)):
-        given = read[b]
-        inside += (given >= least) & (given <= most)
-        x = power_of_two(given, rate, low)
+        x = power_of_two(read[b], rate, low)
+        row[b] = fma(_chain(v, x) / _chain(c, x), factors[b], addends[b])
+
+
+def _two_chains(read: Any, factors: Any, addends: Any, row: Any, start: Any, c: Any, d: Any, v: Any, w: Any) -> None:
+    """Do the same with chains of every second coefficient: the weights have c_0, d_0, c_1, d_1 and so on."""
+    rate, low = start
+    for b in range(len(row)):
+        x = power_of_two(read[b], rate, low)
         x2 = x * x
         mixed, total = fma(_chain(w, x2), x, _chain(v, x2)), fma(_chain(d, x2), x, _chain(c, x2))
         row[b] = fma(mixed / total, factors[b], addends[b])
-    return inside == len(row)
 
 
-def _four_chains(read: Any, factors: Any, addends: Any, row: Any, start: Any, c: Any, v: Any) -> Any:
+def _four_chains(read: Any, factors: Any, addends: Any, row: Any, start: Any, c: Any, v: Any) -> None:
     """Do the same with chains of every fourth coefficient."""
-    (rate, low, least, most), inside = start, 0
+    rate, low = start
     for b in range(len(row)):
-        given = read[b]
-        inside += (given >= least) & (given <= most)
-        x = power_of_two(given, rate, low)
+        x = power_of_two(read[b], rate, low)
         x2 = x * x
         x4 = x2 * x2
         mixed = fma(fma(_chain(v[3], x4), x, _chain(v[2], x4)), x2, fma(_chain(v[1], x4), x, _chain(v[0], x4)))
         total = fma(fma(_chain(c[3], x4), x, _chain(c[2], x4)), x2, fma(_chain(c[1], x4), x, _chain(c[0], x4)))
         row[b] = fma(mixed / total, factors[b], addends[b])
-    return inside == len(row)
 
 
-def _quotient(read: Any, factors: Any, addends: Any, row: Any, numbers: Any, at: Any, length: Any) -> Any:
+def _quotient(read: Any, factors: Any, addends: Any, row: Any, numbers: Any, at: Any, length: Any) -> None:
     """Run chains of any length. `at` are the places of the first numbers, of the weights and of the products."""
-    n, start, c, v = numbers, _four(numbers, at[0]), at[1], at[2]
+    n, start, c, v = numbers, _two(numbers, at[0]), at[1], at[2]
     if length == 4:
-        return _two_chains(read, factors, addends, row, start, _two(n, c), _two(n, c + 2), _two(n, v), _two(n, v + 2))
-    if length == 6:
-        return _two_chains(
-            read, factors, addends, row, start, _three(n, c), _three(n, c + 3), _three(n, v), _three(n, v + 3)
-        )
-    if length == 8:
-        return _two_chains(
-            read, factors, addends, row, start, _four(n, c), _four(n, c + 4), _four(n, v), _four(n, v + 4)
-        )
-    if length == 12:
+        _two_chains(read, factors, addends, row, start, _two(n, c), _two(n, c + 2), _two(n, v), _two(n, v + 2))
+    elif length == 6:
+        _two_chains(read, factors, addends, row, start, _three(n, c), _three(n, c + 3), _three(n, v), _three(n, v + 3))
+    elif length == 8:
+        _two_chains(read, factors, addends, row, start, _four(n, c), _four(n, c + 4), _four(n, v), _four(n, v + 4))
+    elif length == 12:
         weights = _three(n, c), _three(n, c + 3), _three(n, c + 6), _three(n, c + 9)
         products = _three(n, v), _three(n, v + 3), _three(n, v + 6), _three(n, v + 9)
-        return _four_chains(read, factors, addends, row, start, weights, products)
-    if length == 16:
+        _four_chains(read, factors, addends, row, start, weights, products)
+    elif length == 16:
         weights = _four(n, c), _four(n, c + 4), _four(n, c + 8), _four(n, c + 12)
         products = _four(n, v), _four(n, v + 4), _four(n, v + 8), _four(n, v + 12)
-        return _four_chains(read, factors, addends, row, start, weights, products)
-    if length == 24:
+        _four_chains(read, factors, addends, row, start, weights, products)
+    elif length == 24:
         weights = _six(n, c), _six(n, c + 6), _six(n, c + 12), _six(n, c + 18)
         products = _six(n, v), _six(n, v + 6), _six(n, v + 12), _six(n, v + 18)
-        return _four_chains(read, factors, addends, row, start, weights, products)
-    weights = _eight(n, c), _eight(n, c + 8), _eight(n, c + 16), _eight(n, c + 24)
-    products = _eight(n, v), _eight(n, v + 8), _eight(n, v + 16), _eight(n, v + 24)
-    return _four_chains(read, factors, addends, row, start, weights, products)
+        _four_chains(read, factors, addends, row, start, weights, products)
+    else:
+        weights = _eight(n, c), _eight(n, c + 8), _eight(n, c + 16), _eight(n, c + 24)
+        products = _eight(n, v), _eight(n, v + 8), _eight(n, v + 16), _eight(n, v + 24)
+        _four_chains(read, factors, addends, row, start, weights, products)
+
+
+def _single_quotient(read: Any, factors: Any, addends: Any, row: Any, numbers: Any, at: Any, length: Any) -> None:
+    """Run a single chain with the coefficients of two."""
+    n, start, c, v = numbers, _two(numbers, at[0]), at[1], at[2]
+    if length == 4:
+        weights, products = _alternating(_two(n, c), _two(n, c + 2)), _alternating(_two(n, v), _two(n, v + 2))
+        _one_chain(read, factors, addends, row, start, weights, products)
+    else:
+        weights = _alternating(_two(n, c), _two(n, c + 3)) + _one(n, c + 2)
+        products = _alternating(_two(n, v), _two(n, v + 3)) + _one(n, v + 2)
+        _one_chain(read, factors, addends, row, start, weights, products)
+
+
+def _alternating(one: Any, other: Any) -> Any:
+    return one[0], other[0], one[1], other[1]
+
+
+def _are_within(read: Any, least: Any, most: Any, numbers: Any, at: Any) -> Any:
+    """Return whether all numbers of a row, which are from `least` to `most`, are in the stored range."""
+    low, high = numbers[at], numbers[at + 1]
+    return low <= high and ((low <= least and most <= high) or _are_between(read, low, high))
+
+
+def _are_between(row: Any, least: Any, most: Any) -> Any:
+    inside = 0
+    for b in range(len(row)):
+        inside += (row[b] >= least) & (row[b] <= most)
+    return inside == len(row)
 
 
 def read_points(given: Any, least: Any, most: Any, state: Any) -> Any:
@@ -451,9 +482,11 @@ weigh, mix, moving_mix = (inlined(function, CONTRACT) for function in (weigh, mi
 _top_of_one, _weights_of_one = inlined(_top_of_one, CONTRACT), inlined(_weights_of_one, CONTRACT)
 _add, _scaled = inlined(_add), inlined(_scaled)
 _pair, multiply, divide = inlined(_pair, CONTRACT), inlined(multiply), inlined(divide)
-_two, _three, _four = inlined(_two), inlined(_three), inlined(_four)
+_one, _two, _three, _four = inlined(_one), inlined(_two), inlined(_three), inlined(_four)
 _six, _eight, _chain = inlined(_six), inlined(_eight), inlined(_chain)
-_two_chains, _four_chains, _quotient = inlined(_two_chains), inlined(_four_chains), inlined(_quotient)
+_one_chain, _two_chains, _four_chains = inlined(_one_chain), inlined(_two_chains), inlined(_four_chains)
+_alternating, _are_between = inlined(_alternating), inlined(_are_between)
+_quotient, _single_quotient, _are_within = inlined(_quotient), inlined(_single_quotient), inlined(_are_within)
 read_points, _write_outputs = inlined(read_points), inlined(_write_outputs)
 
 
@@ -508,7 +541,14 @@ def _run_blocks(
             elif kind == QUOTIENT:
                 read, factors, addends = state[rows[at]], state[rows[at + 1]], state[rows[at + 2]]
                 row = _row(state, own, rows[at + 3])[:points]
-                if not _quotient(read, factors, addends, row, numbers, (first, second, third), length):
+                # If a variable is beyond its limits, the caller drops all outputs.
+                has_limits, places = rows[at] < len(least), (first, second, third)
+                low, high = (least[rows[at]], most[rows[at]]) if has_limits else (-np.inf, np.inf)
+                if _are_within(read[:points], low, high, numbers, first + 5):
+                    _single_quotient(read, factors, addends, row, numbers, places, length)
+                elif _are_within(read[:points], low, high, numbers, first + 2):
+                    _quotient(read, factors, addends, row, numbers, places, length)
+                else:
                     first, second, third = table[number, 9], table[number, 10], table[number, 11]
                     _scaled(scaled, numbers[table[number, 6] + 4], read, points)
                     _top_of_one(scaled, numbers, first, second, keys, points, top)

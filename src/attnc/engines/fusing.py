@@ -21,8 +21,8 @@ from attnc.engines.fused import AFFINE, PAIR, PRODUCT, SIMPLE_HEAD, Instruction,
 
 QUOTIENT = 7
 """The kind of a head of one argument as a quotient of polynomials, after those of `fused`. It reads its variable, a
-factor and an addend. Its numbers are: rate, low, least, most and the query's coefficient; the coefficients of both
-polynomials, chain by chain; and the offsets, slopes and values of the head."""
+factor and an addend. Its numbers are: rate, low, least, most, the query's coefficient, and the least and the most of a
+single chain; the coefficients of both polynomials, chain by chain; and the offsets, slopes and values of the head."""
 
 BYTES_PER_BLOCK = 2**16
 """The size of a block of points, with all its rows and scores. Measured with 4 to 15 rows: half and twice the size take
@@ -85,7 +85,9 @@ class _Fuser:
             if chains is None:
                 self._put(head)
                 return
-            first = np.array([chains.rate, chains.low, chains.least, chains.most, factor], self._given.dtype)
+            first = np.array(
+                [chains.rate, chains.low, chains.least, chains.most, factor, *chains.inner], self._given.dtype
+            )
             numbers = first, chains.weights, chains.products, offsets, slopes, values[:, column : column + 1].copy()
             quotients.append(Instruction(QUOTIENT, (read, self._one, self._zero), (row,), numbers, head.num_keys, 1))
         for quotient in quotients:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -58,6 +58,9 @@ LOG_2 = 0.6931471803691238, 1.9082149292705877e-10
 MOST_WRITTEN_KEYS = 8
 """The largest number of keys of a head whose exponentials are written out. XLA takes 0.6 s to compile 128 of its own,
 and 5.5 s to compile 128 that are written out."""
+SLACK = 1.001
+"""The factor of a bound on numbers that are computed with rounding. Rounding alone takes less than 1 + 1e-4 of it, in
+float32 and with the largest number of terms."""
 SATURATED = 37.0
 """e^−37 is less than the unit roundoff of float64."""
 WIDE = {"xla_cpu_prefer_vector_width": 512}
@@ -83,8 +86,8 @@ def to_jax(program: Program, limits: Limits | None = None, *, is_nan_outside: bo
     _require_dtype(dtype)
     form = pruned(normal_form(program))
     written = _written(form, dtype)
-    run = _staged(form) if written is None else functools.partial(_written_out, written)
     least, most = (None, None) if limits is None else (end.astype(dtype) for end in limits)
+    run = _staged(form) if written is None else functools.partial(_written_out, written, _ranges(written, limits))
 
     def network(*inputs: Array) -> Array:
         _require_dtype(dtype)
@@ -96,7 +99,7 @@ def to_jax(program: Program, limits: Limits | None = None, *, is_nan_outside: bo
         arrays = [array[None] for array in arrays] if is_one else arrays
         require_shapes("network", shapes, arrays)
         given = jnp.concatenate([jax.lax.collapse(array, 1) for array in arrays], axis=1)
-        u = given if least is None else jnp.clip(given, least, most)
+        u = given if least is None else _clipped(given, least, most)
         out = run(u)
         if is_nan_outside:
             is_moved = (given != u).any(axis=1, keepdims=True)  # a NaN differs from itself
@@ -158,7 +161,36 @@ def _num_terms(step: Instruction) -> int:
 # --- instructions -----------------------------------------------------------------------------------------------------
 
 
-def _written_out(given: Instructions, u: Array) -> Array:
+def _ranges(given: Instructions, limits: Limits | None) -> dict[int, float]:
+    """Return bounds of the absolute values of rows that are finite. Variables may have limits.
+
+    An average is between the values of its keys. SLACK covers rounding.
+    """
+    least, most = (np.abs(end).tolist() for end in limits) if limits else ([math.inf] * given.num_inputs,) * 2
+    found = dict(enumerate(map(max, least, most)))
+    for kind, reads, writes, numbers, *_ in given.steps:
+        sizes = [found[read] for read in reads]
+        if kind == AFFINE:
+            own = [abs(numbers[0][0]) + sum(abs(c) * size for c, size in zip(numbers[0][1:], sizes, strict=True))]
+        elif kind == PRODUCT:
+            own = [sizes[0] * sizes[1] + sum(sizes[2:])]
+        elif kind == PAIR:
+            own = [max(sizes[1:])]
+        elif kind in (SIMPLE_HEAD, HEAD):
+            own = np.abs(numbers[2]).max(axis=0).tolist()
+        else:
+            own = [math.inf] * len(writes)
+        found |= {row: SLACK * float(size) for row, size in zip(writes, own, strict=True)}
+    return found
+
+
+def _clipped(x: Array, least: Any, most: Any) -> Array:
+    """Return x, moved to the limits. NaN stays NaN. XLA takes twice as many operations for its own function."""
+    above = jnp.where(x < least, least, x)
+    return jnp.where(above > most, most, above)
+
+
+def _written_out(given: Instructions, ranges: Mapping[int, float], u: Array) -> Array:
     """Run the instructions, each on whole rows. `fused` defines them."""
     state = {i: u[:, i] for i in range(given.num_inputs)}
     zero = jnp.zeros(len(u), given.dtype)
@@ -179,7 +211,9 @@ def _written_out(given: Instructions, u: Array) -> Array:
             found = [first * rows[1] + second * rows[2]]
         elif kind in (SIMPLE_HEAD, HEAD):
             offsets, slopes, values = numbers
-            found = _head(offsets, slopes, values, powers)(zero, *rows)
+            found = _head(offsets, slopes, values, powers, ranges.get(reads[0], math.inf) if reads else 0.0)(
+                zero, *rows
+            )
         elif kind == MOVING:
             own, after = rows[queries : (1 + keys) * queries], (1 + keys) * queries
             scores = [_inner(own[k * queries : (k + 1) * queries], rows[:queries], zero) for k in range(keys)]
@@ -211,10 +245,11 @@ def _pair_derivative(scores: tuple[Array, Array], moved: tuple[Array, Array]) ->
 
 
 def _head(
-    offsets: np.ndarray, slopes: np.ndarray, values: np.ndarray, powers: Powers | None
+    offsets: np.ndarray, slopes: np.ndarray, values: np.ndarray, powers: Powers | None, largest: float
 ) -> Callable[..., tuple[Array, ...]]:
     """Return the averages of a head with constant keys as a function of a row of zeros and the rows of its query.
 
+    The first of them is at most `largest` in absolute value.
     The derivative of an average A along query entry j is Σ_k p_k·slope_kj·(v_k − A). It is written here, because the
     derivatives of all operations one by one take XLA twenty times as long to compile.
     """
@@ -222,7 +257,7 @@ def _head(
 
     def run(zero: Array, *read: Array) -> tuple[Array, ...]:
         if polynomials is not None and jax.config.jax_enable_x64:
-            return polynomials(read[0])
+            return polynomials(read[0], largest)
         scores = [_inner(own, read, offset) + zero for own, offset in zip(slopes, offsets, strict=True)]
         return tuple(_averages(scores, values))
 
@@ -284,9 +319,10 @@ class _Polynomials:
                 return cls(powers, slopes, values, middle)
         return None
 
-    def __call__(self, x: Array) -> tuple[Array, ...]:
-        given = x.astype(jnp.float64)
-        near, sums = jnp.clip(given, -self._reach, self._reach), list[list[Array]]()
+    def __call__(self, x: Array, largest: float) -> tuple[Array, ...]:
+        """Return the averages for |x| ≤ largest."""
+        given, sums = x.astype(jnp.float64), list[list[Array]]()
+        near = given if largest <= self._reach else _clipped(given, -self._reach, self._reach)
         for sign, (weights, *products) in self._sides:
             first = power_of_two(near, *(sign * part for part in self._rate))
             powers = raised(first, len(weights) + (sign < 0))[sign < 0 :]
