@@ -146,7 +146,7 @@ CAUSAL = [
 ]
 
 
-@pytest.mark.parametrize(("model", "of_prefix", "classes"), CAUSAL, ids=lambda given: str(given)[:40])
+@pytest.mark.parametrize(("model", "of_prefix", "classes"), CAUSAL, ids=[str(model) for model, _, _ in CAUSAL])
 def test_every_estimator_has_a_causal_form(model, of_prefix, classes):
     rng = np.random.default_rng(3)
     X = rng.normal(size=(7, 2)) * [1.0, 3.0]
