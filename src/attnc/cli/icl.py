@@ -135,8 +135,7 @@ def icl_command(
 
     The rows of the table are the tokens of a prompt. Attention layers compute the steps of the fit from them.
 
-    Nothing is trained. The output states the size of the program, its bound if one is proved, and the loss after every
-    step.
+    Nothing is trained. The output states the program's size, its bound if one is proved, and the loss of every step.
     """
     if model not in MODELS:
         raise InputError(f"there is no model {model!r:.60}; there are {', '.join(MODELS)}")

@@ -23,7 +23,7 @@ from attnc.constructions.construction import (
 )
 from attnc.constructions.fitting.axis import MAX_VALUE, AxisSections, grid_head, value_limit
 from attnc.constructions.fitting.circuit import PartFit, build_parts
-from attnc.constructions.fitting.gate import MAX_EXPONENT, function_gate, product_gate, square_gate
+from attnc.constructions.fitting.gate import MAX_EXPONENT, OutOfReach, function_gate, product_gate, square_gate
 from attnc.constructions.fitting.kinks import Kink, find_kinks
 from attnc.constructions.fitting.minimax import Function
 from attnc.constructions.fitting.quotient import even_scores, graded_scores, quotient, unit_function
@@ -757,10 +757,13 @@ def _fewest(*fits: PartFit | None) -> PartFit | None:
     return min((fit for fit in fits if fit is not None), key=lambda fit: fit.num_anchors, default=None)
 
 
-def _identity(lo: float, hi: float, delta: float) -> PartFit:
-    """Return a head for t on [lo, hi]: the head of a product, centred on the middle of the interval."""
+def _identity(lo: float, hi: float, delta: float) -> PartFit | None:
+    """Return a head for t on [lo, hi], or None if δ is out of reach: a product's, centred on the interval's middle."""
     middle, size = lo / 2 + hi / 2, max(hi / 2 - lo / 2, 1e-300)
-    gate = product_gate(delta, 1.0, size)
+    try:
+        gate = product_gate(delta, 1.0, size)
+    except OutOfReach:
+        return None
     return PartFit(gate.keys.combined(1.0, constant=middle), gate.error, shift=-middle)
 
 
