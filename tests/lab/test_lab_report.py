@@ -20,7 +20,7 @@ from attnc_lab.running import measure_cell
 
 pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
-CHEAP = ("selection", "frequency", "incontext", "diagnosis", "estimators")
+CHEAP = ("selection", "frequency", "incontext", "diagnosis")
 """The experiments that take seconds."""
 
 
